@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Admin, Producer
+from tests.spark.flow import KEYS, Flow
 from tests.support.examples import python_examples
 
 if TYPE_CHECKING:
@@ -21,35 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-KEYS = 40
-
-
-class Flow:
-    """Sends numbered records of `KEYS` keys to a topic, and remembers what must come out."""
-
-    def __init__(self, address: str, topic: str) -> None:
-        self.topic = topic
-        self.admin = Admin(bootstrap_servers=address)
-        self.admin.create_topics(topic, partitions=2)
-        self.producer = Producer(bootstrap_servers=address)
-        self.sent = 0
-
-    def send(self, count: int) -> None:
-        numbers = range(self.sent, self.sent + count)
-        keys = pa.array([f"key-{n % KEYS}" for n in numbers])
-        self.producer.send_arrow(self.topic, pa.table({"key": keys, "value": pa.array([str(n) for n in numbers])}))
-        self.producer.flush()
-        self.sent += count
-
-    def resize(self, count: int) -> None:
-        self.admin.resize(self.topic, count)
-
-    def expected(self) -> dict[str, list[int]]:
-        return {f"key-{k}": list(range(k, self.sent, KEYS)) for k in range(KEYS)}
-
-    def close(self) -> None:
-        self.producer.close()
-        self.admin.close()
 
 
 @pytest.fixture
@@ -119,6 +91,35 @@ def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
     running = start(stream(spark, address, flow.topic), seen, checkpoint)
     running.processAllAvailable()
     running.stop()
+    assert seen.keys == flow.expected()
+
+
+def test_a_stream_reads_what_is_committed_and_waits_for_a_transaction_that_a_resize_found_open(
+    spark: SparkSession, address: str, flow: Flow, checkpoint: str
+) -> None:
+    seen = Seen()
+    flow.send(400)
+    query = start(stream(spark, address, flow.topic), seen, checkpoint)
+    with (
+        Producer(address, transactional_id=f"{flow.topic}-1") as lasting,
+        Producer(address, transactional_id=f"{flow.topic}-2") as failing,
+    ):
+        for producer in (lasting, failing):
+            producer.init_transactions()
+            producer.begin_transaction()
+        failing.send_arrow(flow.topic, pa.table({"key": ["key-1"] * 50, "value": ["-1"] * 50}))
+        failing.flush()
+        flow.send(400, lasting)
+        before = {key: values[: 400 // KEYS] for key, values in flow.expected().items()}
+        flow.resize(5)
+        flow.send(400)
+        query.processAllAvailable()
+        assert seen.keys == before, "only what lies before the transactions"
+        failing.abort_transaction()
+        lasting.commit_transaction()
+    query.processAllAvailable()
+    query.processAllAvailable()
+    query.stop()
     assert seen.keys == flow.expected()
 
 

@@ -41,7 +41,8 @@ OPTIONS = (
     "split",
     "planLog",
 )
-CLIENT_SETTINGS = {
+ISOLATION = "kafka.isolation.level"
+CLIENT_SETTINGS: dict[str, type | tuple[str, str]] = {
     "kafka.bootstrap.servers": str,
     "kafka.group.id": str,
     "kafka.client.id": str,
@@ -53,7 +54,9 @@ CLIENT_SETTINGS = {
     "kafka.fetch.max.wait.ms": int,
     "kafka.max.partition.fetch.bytes": int,
     "kafka.check.crcs": bool,
+    ISOLATION: ("read_committed", "read_uncommitted"),
 }
+"""What each is: a kind, or one of two words, the first by default."""
 REFUSED = {
     "minOffsetsPerTrigger": "set a processing-time trigger instead, so that each micro-batch has more to read",
     "maxTriggerDelay": "set a processing-time trigger instead, so that each micro-batch has more to read",
@@ -63,7 +66,6 @@ REFUSED = {
     "kafka.value.deserializer": "values are binary columns: decode them with DataFrame functions",
     "kafka.enable.auto.commit": "the source does not commit offsets as a consumer does; progress is in the checkpoint",
     "kafka.interceptor.classes": "interceptors are Java classes, and no Java client is used",
-    "kafka.isolation.level": "all records are read, as with read_uncommitted",
 }
 
 
@@ -113,6 +115,11 @@ class Options:
     plan_log: str | None = None
     client: Mapping[str, str | int | bool] = field(default_factory=dict)
     """Client settings by Kafka's dotted names, converted."""
+
+    @property
+    def committed(self) -> bool:
+        """Whether records of open and aborted transactions are left out."""
+        return self.client.get(ISOLATION, "read_committed") == "read_committed"
 
 
 def parse(given: Mapping[str, str]) -> Options:
@@ -312,6 +319,8 @@ def word(options: Mapping[str, str], name: str, words: tuple[str, str]) -> str:
 
 def _client_setting(name: str, text: str) -> str | int | bool:
     kind = CLIENT_SETTINGS[name]
+    if isinstance(kind, tuple):
+        return word({name: text}, name, kind)
     if kind is int:
         return _number({name: text}, name, 0)
     if kind is bool:

@@ -80,6 +80,7 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
                     end,
                     columns=make.decoded,
                     share=share,
+                    aborted=fetched.aborted,
                     check_crc=check_crc,
                     decoded_size_max=DECODED_SIZE_MAX,
                 ):
@@ -192,6 +193,7 @@ def range_settings(options: Options) -> RangeReaderSettings:
         **given,
         retry_timeout_ms=options.poll_timeout_ms,
         retry_timeout_name="kafkaConsumer.pollTimeoutMs",
+        read_committed=options.committed,
     )
 
 

@@ -4,6 +4,9 @@ The rule: a lineage and the log ends beside it belong to the same layout. ListOf
 lineage was read with, so the broker refuses the request after a resize (FENCED_LEADER_EPOCH), and the topic is read
 again. A resize changes the epoch of every remaining partition, so on an elastic broker ListOffsets alone detects a
 resize. Created and deleted topics, and partitions added on a stock broker, appear with the next metadata refresh.
+
+With read_committed the ends are last stable offsets. A transaction that was open during a resize keeps the last stable
+offset of an old partition below its cut, so what waits for that partition waits for the transaction, too (ADR 0013).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -81,6 +85,25 @@ class SnapshotReader:
             return self._run(self._by_timestamp(snapshots, bound, name))
         mentioned = _mentioned(snapshots, bound.offsets, name)
         return {topic: _by_offset(snapshot, bound, name) for topic, snapshot in mentioned.items()}
+
+    def with_high_watermarks(
+        self, snapshots: Mapping[str, TopicSnapshot], positions: Mapping[str, Mapping[int, int]]
+    ) -> dict[str, TopicSnapshot]:
+        """Complete the snapshots in which a position lies beyond the last stable offset, as after read_uncommitted.
+
+        Such a position is no loss unless it lies beyond the high watermark, too, which few queries need to know.
+        """
+        beyond = {
+            topic: snapshot
+            for topic, snapshot in snapshots.items()
+            if self._options.committed
+            and any(at > snapshot.ends.get(p, at) for p, at in positions.get(topic, {}).items())
+        }
+        return {**snapshots, **{topic: self._run(self._with_high_watermarks(each)) for topic, each in beyond.items()}}
+
+    async def _with_high_watermarks(self, snapshot: TopicSnapshot) -> TopicSnapshot:
+        ends = await self._with_retries(snapshot.topic, lambda view: self._offsets(view, LATEST, committed=False))
+        return replace(snapshot, high_watermarks=ends)
 
     def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
         """Return each partition's first offset at or after `timestamp` (ms); -1 if no record is that late."""
@@ -153,7 +176,8 @@ class SnapshotReader:
                     raise
         raise AssertionError
 
-    async def _offsets(self, view: TopicView, timestamp: int) -> dict[int, int]:
+    async def _offsets(self, view: TopicView, timestamp: int, *, committed: bool | None = None) -> dict[int, int]:
+        read_committed = self._options.committed if committed is None else committed
         by_leader: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
         for partition, leader in view.leaders.items():
             if leader < 0:
@@ -163,7 +187,7 @@ class SnapshotReader:
                 view.epochs.get(partition, -1),
             )
         requests = (
-            self._cluster.ask(offsets_request(partitions, read_committed=False), node_id=leader)
+            self._cluster.ask(offsets_request(partitions, read_committed=read_committed), node_id=leader)
             for leader, partitions in by_leader.items()
         )
         found: dict[int, int] = {}

@@ -65,6 +65,7 @@ from anabranch.spark.sink.writer import BatchWriter, StreamWriter
 from anabranch.spark.snapshot import SnapshotReader
 
 FORMAT = "anabranch"
+NO_POSITIONS: Mapping[str, Mapping[int, int]] = {}
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 SPARK_TYPES: dict[str, DataType] = {
@@ -212,6 +213,7 @@ class BatchReader(_Reader, DataSourceReader):
             _check_assignment(snapshots, options)
             start = reader.bound(snapshots, options.start or Bound(EARLIEST), _name_of("starting", options.start))
             end = reader.bound(snapshots, options.end or Bound(LATEST), _name_of("ending", options.end))
+            snapshots = reader.with_high_watermarks(snapshots, start)
             losses: list[Loss] = []
             for topic, snapshot in snapshots.items():
                 assigned = None if options.assign is None else options.assign[topic]
@@ -335,10 +337,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshots: Mapping[str, TopicSnapshot] | None = None
         self._horizon: dict[str, dict[int, int]] | None = None
 
-    def _read_snapshots(self) -> Mapping[str, TopicSnapshot]:
+    def _read_snapshots(self, positions: Mapping[str, Mapping[int, int]] = NO_POSITIONS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
             self._snapshot_reader = SnapshotReader(self.options)
-        self._snapshots = self._snapshot_reader.read()
+        self._snapshots = self._snapshot_reader.with_high_watermarks(self._snapshot_reader.read(), positions)
         return self._snapshots
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -366,7 +368,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the end of the micro-batch that begins at `start`; `start` itself if no record can be read."""
         known = offsets_from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        reach = extent(self._read_snapshots(), known, rows, assigned=self.options.assign, horizon=self._horizon)
+        snapshots = self._read_snapshots({topic: each.offsets for topic, each in known.items()})
+        reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
         return offsets_to_json(reach.end) if reach.advances else start
 

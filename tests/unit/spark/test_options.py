@@ -12,6 +12,7 @@ def test_the_least_that_a_query_must_say_and_what_holds_otherwise() -> None:
     options = parse(LEAST)
     assert (options.servers, options.topics) == ("localhost:9092", ("flights",))
     assert options.fail_on_data_loss and options.ordered and options.split_by_key
+    assert options.committed
     assert options.start is None and options.end is None and options.offsets_per_trigger_max is None
 
 
@@ -28,13 +29,19 @@ def test_names_are_read_without_regard_to_case_as_spark_hands_them_over() -> Non
             "split": "offset",
             "kafka.fetch.max.wait.ms": "20",
             "kafka.check.crcs": "false",
+            "kafka.isolation.level": "Read_Uncommitted",
         }
     )
     assert options.topics == ("a", "b")
     assert (options.offsets_per_trigger_max, options.min_partitions) == (100, 7)
     assert not options.fail_on_data_loss and options.headers
     assert not options.ordered and not options.split_by_key
-    assert options.client == {"kafka.fetch.max.wait.ms": 20, "kafka.check.crcs": False}
+    assert not options.committed
+    assert options.client == {
+        "kafka.fetch.max.wait.ms": 20,
+        "kafka.check.crcs": False,
+        "kafka.isolation.level": "read_uncommitted",
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,7 @@ def test_partitions_can_be_assigned_one_by_one() -> None:
         ({**LEAST, "maxOffsetsPerTrigger": "0"}, "must be 1 or more; it is 0"),
         ({**LEAST, "maxOffsetsPerTrigger": "many"}, "must be a whole number; it is 'many'"),
         ({**LEAST, "failOnDataLoss": "yes"}, "must be true or false; it is 'yes'"),
+        ({**LEAST, "kafka.isolation.level": "committed"}, "must be read_committed or read_uncommitted"),
         ({**LEAST, "ordering": "total"}, "must be key or none; it is 'total'"),
         ({**LEAST, "startingOffsets": "soon"}, "startingOffsets must be earliest, latest, or JSON"),
         ({**LEAST, "startingOffsets": '{"flights":{"0":-3}}'}, "negative offset"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_a_new_partition_starts_at_its_log_start_without_loss() -> None:
     standing = query_positions(flat({0: 9, 1: 60}, {0: 0, 1: 50}), TopicOffsets({0: 9}, "id"))
     assert standing.positions == {0: 9, 1: 50}
     assert standing.losses == ()
+
+
+def test_a_position_beyond_the_last_stable_offset_waits_there_and_beyond_the_log_it_is_a_loss() -> None:
+    open_transaction = replace(flat({0: 5, 1: 5}), high_watermarks={0: 9, 1: 5})
+    waiting = extent({"t": open_transaction}, offsets({0: 8, 1: 5}))
+    assert not waiting.advances and waiting.losses == ()
+    assert waiting.end["t"].offsets == {0: 8, 1: 5}
+    assert extent({"t": flat({0: 12, 1: 5})}, waiting.end).end["t"].offsets == {0: 12, 1: 5}
+    (lost,) = extent({"t": open_transaction}, offsets({0: 10, 1: 5})).losses
+    assert lost == Loss("t", 0, 10, 9, "the log ends before, as after a crash of a broker that does not flush")
+
+
+def test_what_waits_for_a_partition_waits_for_its_transaction_too() -> None:
+    """Partition 0 ends at offset 2 of 3 for readers of committed records."""
+    held = extent({"t": grown(ends={0: 2, 1: 0, 2: 0, 3: 1}, high_watermarks=None)}, {})
+    assert held.end["t"].offsets == {0: 2, 1: 0, 2: 0, 3: 0}
+    assert extent({"t": grown()}, held.end).end["t"].offsets == {0: 3, 1: 0, 2: 0, 3: 0}
 
 
 def test_a_topic_that_was_made_anew_is_a_loss_and_read_from_its_start() -> None:

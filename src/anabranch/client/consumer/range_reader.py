@@ -81,6 +81,8 @@ class RangeReaderSettings:
     """The time limit for one fetch, including retries."""
     retry_timeout_name: str = "retry timeout"
     """The name of that setting in error messages."""
+    read_committed: bool = True
+    """Whether to fetch committed records alone, and to learn which ones were aborted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class FetchedRange(Generic[R]):
     data: memoryview
     filtered: bool = False
     """Whether these are the records of the wanted keys alone."""
+    aborted: tuple[tuple[int, int], ...] = ()
+    """(producer id, first offset) of aborted transactions; their records must be skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ class _Found:
     data: memoryview
     next_offset: int
     filtered: bool = False
+    aborted: tuple[tuple[int, int], ...] = ()
 
 
 class RangeReader:
@@ -155,7 +160,7 @@ class RangeReader:
                 else:
                     pending = self._begin(current, offset, size_per_offset, keys)
                 if start < fetched.end:
-                    yield FetchedRange(fetched, start, found.data, found.filtered)
+                    yield FetchedRange(fetched, start, found.data, found.filtered, found.aborted)
         finally:
             if pending is not None:
                 pending.cancel()
@@ -180,7 +185,10 @@ class RangeReader:
                 found = await self._ask(tp, offset, size, None if tp.topic in self._whole_only else keys)
                 if found is not None:
                     return found
-                error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"the broker sends nothing of {tp} at offset {offset}")
+                why = f"the broker sends nothing of {tp} at offset {offset}"
+                if self._settings.read_committed:
+                    why += ", as while a transaction is open there"
+                error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, why)
             except OffsetsGoneError as gone:
                 self._on_gone(wanted, gone)
                 on = wanted.end if gone.available is None or gone.available <= offset else gone.available
@@ -227,12 +235,14 @@ class RangeReader:
             raise OffsetsGoneError(tp, offset, result.log_start_offset, "it is gone")
         if code is not ErrorCode.NONE:
             raise ApiError(code, f"{connection.name} refused a fetch of {tp}")
+        aborted = tuple((each.producer_id, each.first_offset) for each in result.aborted_transactions or ())
         if result.filtered_to > offset:
-            return _Found(offset, result.records or memoryview(b""), result.filtered_to, filtered=True)
+            data = result.records or memoryview(b"")
+            return _Found(offset, data, result.filtered_to, filtered=True, aborted=aborted)
         if result.records is None or len(result.records) < HEADER_SIZE:
             return None
         next_offset = next_offset_of(result.records)
-        return None if next_offset is None else _Found(offset, result.records, next_offset)
+        return None if next_offset is None else _Found(offset, result.records, next_offset, aborted=aborted)
 
 
 async def _cluster(bootstrap_servers: str | Sequence[str], connections: ConnectionSettings) -> Cluster:
@@ -247,9 +257,10 @@ def _request(
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
-        min_bytes=1,
+        # What is asked for exists, so nothing need be waited for; but of some keys there may be no record.
+        min_bytes=1 if keys is None else 0,
         max_bytes=settings.fetch_max_bytes,
-        isolation_level=0,
+        isolation_level=int(settings.read_committed),
         session_id=0,
         session_epoch=-1,
         topics=[FetchTopic(topic=tp.topic, partitions=[partition])],

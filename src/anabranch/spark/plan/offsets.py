@@ -22,9 +22,12 @@ class TopicSnapshot:
     starts: Mapping[int, int]
     """The log start of every existing partition."""
     ends: Mapping[int, int]
-    """The high watermark of every existing partition."""
+    """Where reading ends in every existing partition: the last stable offset, or the high watermark if records that
+    are not committed are read, too."""
     ordered: bool = True
     """Whether gates apply: false if the topic or the query declares that order does not matter."""
+    high_watermarks: Mapping[int, int] | None = None
+    """Where the logs end; None if they end at `ends`, or that was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,9 @@ def query_positions(
     """Return the positions of a query in a topic, and the records it lost.
 
     A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
-    it up to its last seen end. `assigned` limits the partitions to read; None reads all. Batches are ranges of offsets,
-    with or without records, so they pass markers by themselves: no next record is asked for (ordering.md, 6.1).
+    it up to its last seen end. A position beyond the last stable offset stays: a query that read records before they
+    were committed reads none twice. `assigned` limits the partitions to read; None reads all. Batches are ranges of
+    offsets, with or without records, so they pass markers by themselves: no next record is asked for (ordering.md, 6.1).
     """
     losses: list[Loss] = []
     if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
@@ -130,6 +134,8 @@ def query_positions(
             continue
         offset = offsets.get(partition, start)
         end = snapshot.ends[partition]
+        if snapshot.high_watermarks is not None:
+            end = max(end, snapshot.high_watermarks.get(partition, end))
         if offset < start:
             why = "the log starts later, by retention or DeleteRecords"
             losses.append(Loss(snapshot.topic, partition, offset, start, why))

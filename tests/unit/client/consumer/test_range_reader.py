@@ -124,6 +124,17 @@ def test_a_partition_that_is_gone_ends_its_range() -> None:
     assert list(offsets(reader, Range("t", 0, 1, 5), Range("t", 1, 0, 2))) == [(1, 0), (1, 1)]
 
 
+def test_what_a_fetch_asks_for() -> None:
+    """Committed records; and of some keys, of which there may be none, only what there is."""
+    tp, settings = TopicPartition("t", 4), RangeReaderSettings()
+    plain = range_reader._request(tp, 7, 100, settings, None)
+    assert (plain.isolation_level, plain.min_bytes, plain.topics[0].partitions[0].key_ranges) == (1, 1, [])
+    some = range_reader._request(tp, 7, 100, RangeReaderSettings(read_committed=False), (3, 5))
+    (asked,) = some.topics[0].partitions
+    assert (some.isolation_level, some.min_bytes) == (0, 0)
+    assert [(each.start, each.end) for each in asked.key_ranges] == [(3, 5)]
+
+
 def test_the_next_offset_is_that_after_the_last_whole_batch() -> None:
     data = batch(7) + batch(8)
     assert next_offset_of(memoryview(data)) == 9
