@@ -121,7 +121,7 @@ def query_positions(
     A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
     it up to its last seen end. A position beyond the last stable offset stays: a query that read records before they
     were committed reads none twice. `assigned` limits the partitions to read; None reads all. Batches are ranges of
-    offsets, with or without records, so they pass markers by themselves: no next record is asked for (ordering.md, 6.1).
+    offsets, with or without records, so they pass markers by themselves: no next record is asked for (ordering.md 6.1).
     """
     losses: list[Loss] = []
     if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
