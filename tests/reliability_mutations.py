@@ -23,6 +23,7 @@ PEERS = "tests/end_to_end/test_hostile_peers.py"
 DAMAGE = "tests/end_to_end/test_damage.py"
 BOUNDS = "tests/end_to_end/test_bounds.py"
 BROKER = "tests/end_to_end/test_broker.py"
+FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 
 _NOT_EXAMINED = Edit(
@@ -249,6 +250,29 @@ RELIABILITY = (
             "server/handlers/metadata.py",
             "    return topic.name if topic.topic_id == NO_TOPIC_ID else topic.topic_id\n",
             '    return f"{topic.name} {topic.topic_id}"\n',
+        ),
+    ),
+    _seen(
+        "records fill the disk to its last byte",
+        f"{FULL_DISK}::test_records_leave_room_for_offsets_topics_and_deletions",
+        Edit(
+            "server/partitions/disk_space.py",
+            "        if self._left >= 0:\n            return",
+            "        if size:\n            return",
+        ),
+    ),
+    _seen(
+        "a start on a full disk leaves no reserve to the next one",
+        f"{FULL_DISK}::test_a_broker_stops_and_starts_on_a_full_disk_again_and_again",
+        Edit("storage/directory.py", "        elif self._spent and not size:\n", "        elif size < 0:\n"),
+    ),
+    _seen(
+        "a stop that cannot write to the metadata ends with a traceback",
+        f"{FULL_DISK}::test_a_broker_stops_and_starts_on_a_full_disk_again_and_again",
+        Edit(
+            "storage/metadata/embedded.py",
+            "            with contextlib.suppress(OSError):  # The next",
+            "            with contextlib.suppress(KeyError):  # The next",
         ),
     ),
 )

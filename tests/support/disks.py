@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from anabranch.runtime.disk import SMALL_SIZE_MAX, DirectoryLock, Disk, File
@@ -220,7 +220,9 @@ class FaultyDisk(Disk):
     def boot_id(self) -> bytes | None:
         return str(self.boots).encode()
 
-    def lock(self, path: Path) -> DirectoryLock:
+    def lock(self, path: Path, locked: Callable[[], None] | None = None) -> DirectoryLock:
+        if locked is not None:
+            locked()
         return _NoLock()
 
     def sync_directory(self, path: Path) -> None:

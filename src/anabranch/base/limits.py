@@ -19,6 +19,9 @@ OPEN_FILES_MAX = 10_000
 IN_FLIGHT_PER_CONNECTION_MAX = 16
 """Requests of one connection that may wait for their answer before the broker stops reading it."""
 
+DISK_FREE_SIZE_MIN = 16 << 20
+"""Default of `log.dirs.free.bytes.min`: bytes of the disk that records of clients do not take."""
+
 MESSAGE_SIZE_MAX = 1_048_588
 """Default of `max.message.bytes`: the largest record batch, header included."""
 DECOMPRESSION_RATIO_MAX = 128

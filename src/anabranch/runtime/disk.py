@@ -13,7 +13,7 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -202,6 +202,10 @@ class Disk:
         finally:
             os.close(fd)
 
+    def size(self, path: Path) -> int:
+        """The bytes of a file."""
+        return path.stat().st_size
+
     def free(self, path: Path) -> int:
         """The bytes that can still be written in the file system of `path`."""
         found = os.statvfs(path)
@@ -225,9 +229,12 @@ class Disk:
         except OSError:
             return None
 
-    def lock(self, path: Path) -> DirectoryLock:
-        """Take the lock file `path` for this process; raises BlockingIOError while another process holds it."""
-        return DirectoryLock(path)
+    def lock(self, path: Path, locked: Callable[[], None] | None = None) -> DirectoryLock:
+        """Take the lock file `path` for this process; raises BlockingIOError while another process holds it.
+
+        `locked` makes room for the file, of a disk that no other process uses now.
+        """
+        return DirectoryLock(path, locked)
 
 
 class DirectoryLock:
@@ -236,11 +243,14 @@ class DirectoryLock:
     The directory of the file is locked too: a file that is removed and made again is another one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, locked: Callable[[], None] | None = None) -> None:
+        """`locked` is called when the directory is locked, before the file is made."""
         self._directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._fd = -1
         try:
             fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if locked is not None:
+                locked()
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

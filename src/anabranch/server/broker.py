@@ -190,6 +190,7 @@ class Broker:
             settings_of=partial(_settings_of, view, settings.durability),
             files=OpenFiles(self._descriptors.files),
             producers_size_max=settings.producer_state_max_bytes,
+            disk_free_min=settings.log_dirs_free_bytes_min,
         )
         checks = BatchChecks()
         loads = LoadSampling(replicas, lambda: checks.scatter, partial(_stretch_of, view), clock, chance, metrics)
@@ -306,7 +307,11 @@ class Broker:
         await self._controller.stop()
         sound = await self.context.replicas.close()
         if sound:
-            self._directory.stopped()
+            try:
+                self._directory.stopped()
+            except OSError as error:
+                events.error("clean stop not noted", reason=error)
+                sound = False
         await self._closing.aclose()
         return sound
 

@@ -65,11 +65,11 @@ class DataDirectory:
         self._disk = disk
         self._doomed = itertools.count()
         self._boot = disk.boot_id()
+        self._spent = False
+        """Whether this start has removed the reserve."""
         try:
             disk.make_directory(path)
-            if disk.exists(path / RESERVE_FILE) and disk.free(path) < RESERVE_SIZE:
-                disk.unlink(path / RESERVE_FILE)
-            self._lock = disk.lock(path / LOCK_FILE)
+            self._lock = disk.lock(path / LOCK_FILE, self._make_room)
         except BlockingIOError as error:
             raise DirectoryInUseError(
                 f"The data directory {path} is in use by the broker with process id {self._holder()}. "
@@ -86,11 +86,24 @@ class DataDirectory:
             self.release()
             raise
 
-    def keep_reserve(self) -> None:
-        """Reserve space for a start on a full disk, while there is much more. Blocks; OSError."""
+    def _make_room(self) -> None:
         path = self.path / RESERVE_FILE
-        if not self._disk.exists(path) and self._disk.free(self.path) >= 4 * RESERVE_SIZE:
+        if self._disk.exists(path) and self._disk.free(self.path) < RESERVE_SIZE:
+            self._disk.unlink(path)
+            self._spent = True
+
+    def keep_reserve(self) -> None:
+        """Reserve space for a start on a full disk, while there is much more. Blocks; OSError.
+
+        After a start that has taken the reserve most of what is free is kept for the next one, which may come before
+        there is space.
+        """
+        path, free = self.path / RESERVE_FILE, self._disk.free(self.path)
+        size = self._disk.size(path) if self._disk.exists(path) else 0
+        if free >= 4 * RESERVE_SIZE and size < RESERVE_SIZE:
             self._disk.reserve(path, RESERVE_SIZE)
+        elif self._spent and not size:
+            self._disk.reserve(path, min(free - free // 8, RESERVE_SIZE))
 
     @property
     def machine_restarted(self) -> bool:

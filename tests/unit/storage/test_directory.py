@@ -76,5 +76,20 @@ def test_space_is_reserved_for_a_start_on_a_full_disk(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, disk)
     assert not reserve.exists()
     directory.keep_reserve()
-    assert not reserve.exists(), "what a start has freed is taken again at once"
+    assert 2 * reserve.stat().st_size > RESERVE_SIZE, "the next start may find the disk full, too"
+    with pytest.raises(DirectoryInUseError):
+        DataDirectory(tmp_path, disk)
+    assert reserve.exists(), "that of the broker that runs"
+    disk.left = 1 << 40
+    directory.keep_reserve()
+    assert reserve.stat().st_blocks * 512 >= RESERVE_SIZE
+    directory.release()
+
+
+def test_a_broker_that_never_had_a_reserve_makes_none_on_a_nearly_full_disk(tmp_path: Path) -> None:
+    disk = NearlyFull()
+    disk.left = RESERVE_SIZE
+    directory = DataDirectory(tmp_path, disk)
+    directory.keep_reserve()
+    assert not (tmp_path / "reserve").exists()
     directory.release()

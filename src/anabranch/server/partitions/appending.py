@@ -171,6 +171,9 @@ class Appender:
         unavailable = target.unavailable()
         if unavailable is not ErrorCode.NONE:
             return Produced(unavailable)
+        full = self._replicas.space.refusal(header.size)
+        if full is not None:
+            return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
         producers = len(target.table)
         try:
             appended = target.append(wire, header, self._now_ms)

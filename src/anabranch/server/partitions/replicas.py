@@ -17,7 +17,7 @@ from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
-from anabranch.base.limits import PRODUCERS_SIZE_MAX
+from anabranch.base.limits import DISK_FREE_SIZE_MIN, PRODUCERS_SIZE_MAX
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
@@ -28,6 +28,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
+from anabranch.server.partitions.disk_space import DiskSpace
 from anabranch.server.partitions.opening import refusal
 from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
@@ -69,10 +70,12 @@ class Replicas:
         commits: GroupCommit | None = None,
         files: OpenFiles | None = None,
         producers_size_max: int = PRODUCERS_SIZE_MAX,
+        disk_free_min: int = DISK_FREE_SIZE_MIN,
     ) -> None:
         """Open nothing yet. OSError if the tables of removed partitions cannot be read.
 
-        `producers_size_max`: bytes of memory for all that is remembered of producers.
+        `producers_size_max`: bytes of memory for all that is remembered of producers. `disk_free_min`: bytes of the
+        disk that records leave free.
         """
         self._directory = directory
         self._disk = disk
@@ -90,6 +93,7 @@ class Replicas:
         """Those whose topic allows fetches of ranges of keys."""
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
         self.producers.took(sum(map(len, self.removed.tables())))
+        self.space = DiskSpace(partial(disk.free, directory.path), clock, metrics, free_min=disk_free_min)
         directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""

@@ -63,6 +63,13 @@ class Settings:
     log_dirs: Path = setting(
         "log.dirs", parse_path, Path("anabranch-data"), "The directory that holds everything this broker keeps."
     )
+    log_dirs_free_bytes_min: int = setting(
+        "log.dirs.free.bytes.min",
+        Between(0, INT64_MAX),
+        limits.DISK_FREE_SIZE_MIN,
+        "Free bytes of the disk below which records are refused, so that offsets, transactions and topics can still be "
+        "changed, and records deleted.",
+    )
     durability: Literal["fsync", "os"] = setting(
         "durability",
         Choice(("fsync", "os")),

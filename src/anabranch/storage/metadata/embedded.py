@@ -275,7 +275,8 @@ class _Database:
 
     def close(self) -> None:
         try:
-            self._drop_ephemeral_nodes()
+            with contextlib.suppress(OSError):  # The next session drops them where this one cannot write.
+                self._drop_ephemeral_nodes()
         finally:
             self._connection.close()
 

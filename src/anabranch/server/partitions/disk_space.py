@@ -1,0 +1,65 @@
+"""The space that clients' records leave free on the disk: the broker's own writes have room when records fill it.
+
+Committed offsets, ends of transactions, changes of topics, checkpoints: on a disk that records have filled to the last
+byte all of them fail, and with them whatever would free space: retention, DeleteRecords, DeleteTopics, compaction. So
+records are refused before that. Other programs may fill the disk further; a start then has the reserve
+(`storage.directory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.base.limits import DISK_FREE_SIZE_MIN
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLogger
+from anabranch.runtime.metrics import Metrics
+
+events = EventLogger("disk")
+LOOK_INTERVAL_MS = 100
+"""What other programs write is noticed that late; what is appended counts at once."""
+
+
+class DiskSpace:
+    """Tells whether the file system has room for records."""
+
+    def __init__(
+        self, free: Callable[[], int], clock: Clock, metrics: Metrics, *, free_min: int = DISK_FREE_SIZE_MIN
+    ) -> None:
+        """`free` asks the file system for its free bytes, `free_min` of which records do not take; OSError."""
+        self._free = free
+        self._clock = clock
+        self._free_min = free_min
+        self._left = 0
+        """Bytes for records, by the last look and what was appended since."""
+        self._look_due_ms: int | None = None
+        self._refusing = False
+        self._refused = metrics.counter(
+            "anabranch_disk_refused_batches_total", "Batches refused for want of space on the disk."
+        )
+        metrics.gauge("anabranch_disk_free_bytes", "Free bytes of the disk.", free)
+
+    def refusal(self, size: int) -> str | None:
+        """Count a batch that is about to be appended; a sentence if there is no room for it."""
+        now_ms = self._clock.monotonic_ms()
+        self._left -= size
+        if self._look_due_ms is None or now_ms >= self._look_due_ms or (self._left < 0 and not self._refusing):
+            self._look_due_ms = now_ms + LOOK_INTERVAL_MS
+            self._look(size)
+        if self._left >= 0:
+            return None
+        self._refused.add()
+        return f"The disk is nearly full: log.dirs.free.bytes.min keeps {self._free_min} bytes free."
+
+    def _look(self, size: int) -> None:
+        try:
+            free = self._free()
+        except OSError:  # The append itself will tell what is wrong.
+            free = self._free_min + size
+        self._left = free - self._free_min - size
+        if (self._left < 0) != self._refusing:
+            self._refusing = self._left < 0
+            if self._refusing:
+                events.error("records refused: the disk is nearly full", free=free, free_min=self._free_min)
+            else:
+                events.info("records taken again: the disk has space", free=free)

@@ -1,0 +1,66 @@
+"""The space that records leave free: looked at now and then, appended bytes counted at once."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from anabranch.runtime.clock import Clock
+from anabranch.runtime.metrics import Metrics
+from anabranch.server.partitions.disk_space import LOOK_INTERVAL_MS, DiskSpace
+
+
+class SteadyClock(Clock):
+    at_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.at_ms
+
+
+class FileSystem:
+    free = 1_000
+    looks = 0
+    broken = False
+
+    def __call__(self) -> int:
+        self.looks += 1
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return self.free
+
+
+def test_records_are_refused_before_the_disk_is_full_and_taken_when_there_is_space(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "anabranch")
+    clock, disk = SteadyClock(), FileSystem()
+    space = DiskSpace(disk, clock, Metrics(), free_min=600)
+    assert space.refusal(300) is None
+    disk.free = 700
+    assert space.refusal(100) is None
+    assert disk.looks == 1
+    disk.free = 600
+    refusal = space.refusal(1)
+    assert refusal is not None and "log.dirs.free.bytes.min" in refusal, "what was appended counts at once"
+    assert disk.looks == 2
+    for _ in range(10):
+        assert space.refusal(1) is not None
+    assert disk.looks == 2, "a refused client does not have the file system asked"
+    disk.free = 10_000
+    clock.at_ms += LOOK_INTERVAL_MS
+    assert space.refusal(1) is None
+    disk.free = 0
+    clock.at_ms += LOOK_INTERVAL_MS
+    assert space.refusal(1) is not None, "another program has filled the disk"
+    assert [record.message for record in caplog.records] == [
+        "records refused: the disk is nearly full",
+        "records taken again: the disk has space",
+        "records refused: the disk is nearly full",
+    ]
+
+
+def test_a_file_system_that_does_not_tell_refuses_nothing() -> None:
+    disk = FileSystem()
+    disk.broken = True
+    assert DiskSpace(disk, SteadyClock(), Metrics(), free_min=600).refusal(300) is None
