@@ -27,6 +27,7 @@ from anabranch.client import (
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.consumer.range_reader import RangeReader, RangeReaderSettings, decode_range
 from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts
+from anabranch.machines.partition.sharing import Asked
 from anabranch.protocol.messages.fetch import KeyRange
 from anabranch.records.shares import KeyShare
 from tests.conformance.clients.confluent import ConfluentKafka
@@ -364,7 +365,7 @@ def test_readers_of_key_ranges_divide_the_bytes_where_that_is_allowed(broker: Br
     fetched_size = 0
     for keys in cuts(SPACE, 4):
         reader = RangeReader(broker.address, ConnectionSettings(), RangeReaderSettings(), _never_gone)
-        for fetched in reader.read([Whole(topic, 0, 0, 20_000)], keys):
+        for fetched in reader.read([Whole(topic, 0, 0, 20_000)], Asked((keys,))):
             assert fetched.filtered is accepts
             fetched_size += len(fetched.data)
             share = None if accepts else KeyShare(keys, 1, SPACE)

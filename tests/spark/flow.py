@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql.datasource import Filter
 
 from anabranch.client.sync import Admin, Producer
 from anabranch.spark.options import for_batch, for_stream, parse
@@ -79,10 +81,14 @@ class MicroBatches:
         self.reader.stop()
 
 
-def batch_read(address: str, topic: str, **options: str) -> dict[str, list[int]]:
-    """What the tasks of a batch query yield, one task after the other."""
+def batch_read(
+    address: str, topic: str, filters: Sequence[Filter] = (), *, left: Sequence[Filter] = (), **options: str
+) -> dict[str, list[int]]:
+    """What the tasks of a batch query yield, one task after the other; `left` of the filters are Spark's."""
     given = _given(address, topic, options)
     reader = FilteringBatchReader(for_batch(parse(given)), full_schema(headers=False))
+    assert list(reader.pushFilters(list(filters))) == list(left)
+    reader = pickle.loads(pickle.dumps(reader))
     keys: dict[str, list[int]] = defaultdict(list)
     for task in reader.partitions():
         _take(reader, task, keys)
@@ -96,4 +102,4 @@ def _given(address: str, topic: str, options: Mapping[str, str]) -> dict[str, st
 def _take(reader: StreamReader | FilteringBatchReader, task: TaskPartition, keys: dict[str, list[int]]) -> None:
     for batch in reader.read(task):
         for key, value in zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True):
-            keys[key.decode()].append(int(value))
+            keys["" if key is None else key.decode()].append(int(value))

@@ -191,6 +191,11 @@ def test_columns_headers_and_filters(spark: SparkSession, address: str, flow: Fl
     names = ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     assert df.columns[: len(names)] == names
     row = df.where("cast(key as string) = 'k'").collect()[0]
+    assert df.where("key = 'k'").collect() == [row]
+    some = df.where("key in ('key-3', 'k', 'nobody') and offset >= 0")
+    assert sorted(bytes(each.key) for each in some.collect()) == [b"k", *[b"key-3"] * 3]
+    plan = some._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
+    assert "Filter (" not in plan, plan
     assert [(header.key, bytes(header.value)) for header in row.headers] == [("a", b"1")]
     assert (row.timestamp.microsecond, row.timestampType, row.topic) == (123_000, 0, flow.topic)
     counts = {number: df.where(f"partition = {number} and offset >= 10").count() for number in (0, 1)}

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
@@ -28,10 +29,11 @@ from anabranch.client.consumer.range_reader import (
     next_offset_of,
 )
 from anabranch.machines.lineage import sequence_base
+from anabranch.machines.partition.sharing import KEYS_MAX, KEYS_SIZE_MAX, Asked
 from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.records.shares import KeyShare
 from anabranch.spark.options import Options
-from anabranch.spark.plan import WHOLE, DataLossError, KeyRange, Loss, Read, Task
+from anabranch.spark.plan import WHOLE, DataLossError, KeyRange, Loss, Read, Task, keys_within
 from anabranch.spark.snapshot import connection_settings
 
 ARROW_TYPES: dict[str, pa.DataType] = {
@@ -60,15 +62,23 @@ class ReadSettings:
     options: Options
     columns: tuple[str, ...]
     """In the order of the schema."""
+    keys: frozenset[bytes] | None = None
+    """The keys wanted; None: all, and records without a key."""
 
 
 def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
-    """Yield a task's records, every key of its range in order, in batches of about `DECODED_SIZE_MAX` bytes."""
-    make = _Columns(settings.columns)
+    """Yield a task's records, every key of its range in order, in batches of about `DECODED_SIZE_MAX` bytes.
+
+    Where only some keys are wanted, brokers filter if the topic allows that, and what they send is looked at again.
+    """
+    wanted = None if settings.keys is None else keys_within(task, settings.keys)
+    if wanted == ():
+        return
+    make = _Columns(settings.columns, with_keys=wanted is not None)
     options = settings.options
     check_crc = bool(options.client.get("kafka.check.crcs", True))
-    keys = None if task.key_range == WHOLE else task.key_range
-    for fetched in _reader(options).read(task.reads, keys):
+    values = None if wanted is None else pa.array(wanted, pa.binary())
+    for fetched in _reader(options).read(task.reads, asked_for(task.key_range, wanted or ())):
         read = fetched.range
         tp = TopicPartition(read.topic, read.partition)
         try:
@@ -84,16 +94,30 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
                     check_crc=check_crc,
                     decoded_size_max=DECODED_SIZE_MAX,
                 ):
-                    if records.num_rows:
-                        yield make.batch(records, read)
+                    some = records if values is None else _with_keys(records, values)
+                    if some.num_rows:
+                        yield make.batch(some, read)
         except DecodeError as error:
             raise DecodeError(f"{tp}: {error}") from error
+
+
+def asked_for(key_range: KeyRange, keys: Sequence[bytes]) -> Asked | None:
+    """Return what to ask of brokers; None for all records. More keys than a fetch may name are left to the reader."""
+    if len(keys) > KEYS_MAX or sum(map(len, keys)) > KEYS_SIZE_MAX:
+        keys = ()
+    return None if key_range == WHOLE and not keys else Asked((key_range,), tuple(keys))
+
+
+def _with_keys(records: pa.RecordBatch, keys: pa.Array) -> pa.RecordBatch:
+    """Return the records with one of `keys`."""
+    column = records.column("key")
+    return records.filter(pc.equal(column, keys[0]) if len(keys) == 1 else pc.is_in(column, value_set=keys))
 
 
 def _shares(keys: KeyRange, fetched: FetchedRange[Read]) -> Iterator[tuple[int, int, KeyShare | None]]:
     """The fetched offsets with the records wanted of them: all, or those of a key range, layout after layout.
 
-    Of a range all that was fetched is wanted where brokers have filtered it.
+    All that was fetched is wanted where brokers have filtered it.
     """
     read = fetched.range
     if keys == WHOLE or fetched.filtered:
@@ -111,11 +135,11 @@ def _shares(keys: KeyRange, fetched: FetchedRange[Read]) -> Iterator[tuple[int, 
 class _Columns:
     """Turns decoded records into the columns of a schema."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], *, with_keys: bool = False) -> None:
         self._names = tuple(names)
         self._schema = pa.schema([pa.field(name, ARROW_TYPES[name]) for name in names])
         needed = (DECODED_NAMES.get(name, name) for name in names if name not in ("topic", "partition"))
-        self.decoded = tuple(dict.fromkeys(needed)) or ("offset",)
+        self.decoded = tuple(dict.fromkeys((*needed, *(["key"] if with_keys else [])))) or ("offset",)
 
     def batch(self, records: pa.RecordBatch, read: Read) -> pa.RecordBatch:
         """Build the record batch for Spark."""

@@ -10,23 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    EqualNullSafe,
-    EqualTo,
     Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import (
@@ -52,6 +44,7 @@ from anabranch.spark.plan import (
     TopicOffsets,
     TopicSnapshot,
     extent,
+    keys_within,
     lost_between,
     offsets_from_json,
     offsets_to_json,
@@ -59,6 +52,7 @@ from anabranch.spark.plan import (
     plan_to_json,
     query_positions,
 )
+from anabranch.spark.pushdown import Pushed
 from anabranch.spark.reader import ReadSettings, read_task
 from anabranch.spark.sink.options import parse as parse_sink
 from anabranch.spark.sink.writer import BatchWriter, StreamWriter
@@ -166,7 +160,8 @@ class _Reader:
             if path:
                 with open(path, "a", encoding="utf-8") as file:
                     file.write(line + "\n")
-        return [TaskPartition(task) for task in tasks]
+        keys = self.settings.keys
+        return [TaskPartition(task) for task in tasks if keys is None or keys_within(task, keys)]
 
     def _report(self, losses: Sequence[Loss]) -> None:
         """Raise `DataLossError` for lost records, or log the skipped ones if `failOnDataLoss` is false."""
@@ -202,7 +197,7 @@ class BatchReader(_Reader, DataSourceReader):
 
     def __init__(self, options: Options, schema: StructType) -> None:
         super().__init__(options, schema)
-        self.filters: list[_Range] = []
+        self.pushed = Pushed()
 
     def partitions(self) -> list[TaskPartition]:
         """Plan the tasks."""
@@ -221,8 +216,8 @@ class BatchReader(_Reader, DataSourceReader):
                 losses += found.losses
                 first = dict(found.positions)
                 last = {partition: min(end[topic].get(partition, 0), snapshot.ends[partition]) for partition in first}
-                for filter_ in self.filters:
-                    filter_.narrow(reader, snapshot, first, last)
+                for range_ in self.pushed.ranges:
+                    range_.narrow(lambda at, topic=topic: reader.at_timestamp(topic, at), first, last)  # type: ignore[misc]
                 start[topic] = first
                 end[topic] = {partition: max(offset, first[partition]) for partition, offset in last.items()}
             self._report(losses)
@@ -232,83 +227,13 @@ class BatchReader(_Reader, DataSourceReader):
 
 
 class FilteringBatchReader(BatchReader):
-    """Reads only the ranges selected by filters on partition, offset and timestamp."""
+    """Reads only what filters on partition, offset, timestamp and key select."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Accept the filters that limit the offset ranges; return the filters that Spark must still evaluate."""
-        for filter_ in filters:
-            range_ = _range_of(filter_)
-            if range_ is not None:
-                self.filters.append(range_)
-            if range_ is None or range_.column == "timestamp":
-                yield filter_
-
-
-class _Range:
-    """A filter as an inclusive range `low` to `high`, or as a set of values."""
-
-    def __init__(self, column: str, low: int | None, high: int | None, values: frozenset[int] | None = None) -> None:
-        self.column, self.low, self.high, self.values = column, low, high, values
-
-    def _holds(self, value: int) -> bool:
-        above = self.low is None or value >= self.low
-        below = self.high is None or value <= self.high
-        return above and below and (self.values is None or value in self.values)
-
-    def narrow(
-        self, reader: SnapshotReader, snapshot: TopicSnapshot, first: dict[int, int], last: dict[int, int]
-    ) -> None:
-        """Narrow the offset range of every partition of a topic."""
-        if self.column == "timestamp" and self.low is not None:
-            at = reader.at_timestamp(snapshot.topic, self.low)
-            for partition in first:
-                found = at.get(partition, -1)
-                first[partition] = max(first[partition], found) if found >= 0 else last[partition]
-        for partition in list(first):
-            if self.column == "partition" and not self._holds(partition):
-                last[partition] = first[partition]
-            elif self.column == "offset":
-                if self.low is not None:
-                    first[partition] = max(first[partition], self.low)
-                if self.high is not None:
-                    last[partition] = min(last[partition], self.high + 1)
-
-
-def _range_of(filter_: Filter) -> _Range | None:
-    """Parse a filter that limits the offset ranges; None for any other."""
-    path: tuple[str, ...] = getattr(filter_, "attribute", ())
-    column = path[0] if len(path) == 1 else ""
-    if column not in ("partition", "offset", "timestamp"):
-        return None
-    if isinstance(filter_, IsNotNull):
-        return _Range(column, None, None)
-    if isinstance(filter_, In):
-        numbers = [_number(value) for value in filter_.value if value is not None]
-        if column == "timestamp" or not numbers:
-            return None
-        return _Range(column, None, None, frozenset(numbers)) if column == "partition" else None
-    value = _number(getattr(filter_, "value", None))
-    if value is None:
-        return None
-    match filter_:
-        case EqualTo() | EqualNullSafe():
-            return _Range(column, value, value)
-        case GreaterThan():
-            return _Range(column, value if column == "timestamp" else value + 1, None)
-        case GreaterThanOrEqual():
-            return _Range(column, value, None)
-        case LessThan():
-            return _Range(column, None, value if column == "timestamp" else value - 1)
-        case LessThanOrEqual():
-            return _Range(column, None, value)
-    return None
-
-
-def _number(value: Any) -> Any:
-    """Return a filter's value as an offset, a partition or, rounded down, a time in ms."""
-    if isinstance(value, datetime) and value.tzinfo is not None:
-        return int(value.timestamp() * 1000 // 1)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+        """Accept the filters that leave less to read; return the filters that Spark must still evaluate."""
+        left = list(self.pushed.push(filters))
+        self.settings = replace(self.settings, keys=self.pushed.keys)
+        return left
 
 
 def _name_of(which: str, bound: Bound | None) -> str:

@@ -16,6 +16,7 @@ from uuid import UUID
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.metadata import Cluster, offsets_request
+from anabranch.client.consumer.asked import wanted_fields
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
@@ -26,14 +27,11 @@ from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, Fet
 from anabranch.machines.clients.fetching.assigning import NO_RANGES
 from anabranch.machines.clients.key_ranges import KeyRanges
 from anabranch.machines.clients.processing import Ranges
-from anabranch.machines.partition.sharing import Asked
 from anabranch.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
     FetchTopic,
     ForgottenTopic,
-    KeyRange,
-    RecordFilter,
 )
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
@@ -43,19 +41,6 @@ T = TypeVar("T")
 
 TOPIC_ID_VERSION = 13
 """From this version on, Fetch identifies topics by id."""
-
-
-def wanted_fields(asked: Asked) -> dict[str, Any]:
-    """The fields of a fetch partition that say what is wanted of its records."""
-    fields: dict[str, Any] = {"key_ranges": [KeyRange(start=start, end=end) for start, end in asked.ranges]}
-    if not asked.is_share:
-        fields["filter"] = RecordFilter(
-            keys_wanted=asked.keys_wanted,
-            keys_refused=asked.keys_refused,
-            size_min=asked.size_min,
-            size_max=asked.size_max,
-        )
-    return fields
 
 
 class FetchingDriver:

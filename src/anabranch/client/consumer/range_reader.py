@@ -1,10 +1,10 @@
 """Ranges of offsets of single partitions, fetched and decoded: the input of a query's tasks.
 
 `RangeReader` fetches without sessions or groups, on an event loop in a thread of its own, and always has the next fetch
-in flight while the caller decodes the last one. Of a range of keys it has brokers send nothing else, where the topic
-allows that (`accept.range.fetch`); elsewhere the caller drops the rest. `decode_range` turns fetched batches into Arrow
-record batches; the consumer's tables use the same function. Positions, gates and layouts are the caller's
-responsibility.
+in flight while the caller decodes the last one. Of a range of keys, or of some keys, it has brokers send nothing else,
+where the topic allows that (`accept.range.fetch`); elsewhere the caller drops the rest. `decode_range` turns fetched
+batches into Arrow record batches; the consumer's tables use the same function. Positions, gates and layouts are the
+caller's responsibility.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCo
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
-from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, KeyRange
+from anabranch.client.consumer.asked import wanted_fields
+from anabranch.machines.partition.sharing import Asked
+from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.records.batch import HEADER_SIZE, parse_header
 from anabranch.records.shares import KeyShare
 
@@ -93,7 +95,7 @@ class FetchedRange(Generic[R]):
     start: int
     data: memoryview
     filtered: bool = False
-    """Whether these are the records of the wanted keys alone."""
+    """Whether these are the records that were asked for, alone."""
     aborted: tuple[tuple[int, int], ...] = ()
     """(producer id, first offset) of aborted transactions; their records must be skipped."""
 
@@ -128,14 +130,14 @@ class RangeReader:
         self._loop = uvloop.new_event_loop()
         self._topics: dict[str, TopicInfo] = {}
         self._whole_only: set[str] = set()
-        """Topics that refuse fetches of key ranges."""
+        """Topics that refuse fetches of a part of the records."""
         threading.Thread(target=self._loop.run_forever, name="anabranch-fetch", daemon=True).start()
         self._cluster = self._submit(_cluster(bootstrap_servers, connections)).result()
 
-    def read(self, ranges: Sequence[R], keys: tuple[int, int] | None = None) -> Iterator[FetchedRange[R]]:
+    def read(self, ranges: Sequence[R], asked: Asked | None = None) -> Iterator[FetchedRange[R]]:
         """Yield the fetched batches of `ranges`, one range after the other; the next fetch is sent beforehand.
 
-        With `keys`, places of the key space with both ends inclusive, only records of these keys are wanted.
+        With `asked`, only the records that it describes are wanted.
         """
         steps = iter(ranges)
         current = next(steps, None)
@@ -143,7 +145,7 @@ class RangeReader:
             return
         size_per_offset: float = RECORD_SIZE_GUESS
         offset = current.start
-        pending: Future[_Found] | None = self._begin(current, offset, size_per_offset, keys)
+        pending: Future[_Found] | None = self._begin(current, offset, size_per_offset, asked)
         try:
             while pending is not None:
                 found = pending.result()
@@ -156,33 +158,31 @@ class RangeReader:
                     upcoming = next(steps, None)
                     if upcoming is not None:
                         current, offset = upcoming, upcoming.start
-                        pending = self._begin(current, offset, size_per_offset, keys)
+                        pending = self._begin(current, offset, size_per_offset, asked)
                 else:
-                    pending = self._begin(current, offset, size_per_offset, keys)
+                    pending = self._begin(current, offset, size_per_offset, asked)
                 if start < fetched.end:
                     yield FetchedRange(fetched, start, found.data, found.filtered, found.aborted)
         finally:
             if pending is not None:
                 pending.cancel()
 
-    def _begin(
-        self, wanted: OffsetRange, offset: int, size_per_offset: float, keys: tuple[int, int] | None
-    ) -> Future[_Found]:
+    def _begin(self, wanted: OffsetRange, offset: int, size_per_offset: float, asked: Asked | None) -> Future[_Found]:
         """Start to fetch `wanted` from `offset` on; the result holds at least one whole batch, if one exists."""
         expected = int((wanted.end - offset) * size_per_offset * 1.1)
         size = min(self._settings.max_partition_fetch_bytes, max(FETCH_SIZE_MIN, expected))
-        return self._submit(self._fetch(wanted, offset, size, keys))
+        return self._submit(self._fetch(wanted, offset, size, asked))
 
     def _submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    async def _fetch(self, wanted: OffsetRange, offset: int, size: int, keys: tuple[int, int] | None) -> _Found:
+    async def _fetch(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found:
         tp = TopicPartition(wanted.topic, wanted.partition)
         deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
         while True:
             error: AnabranchError
             try:
-                found = await self._ask(tp, offset, size, None if tp.topic in self._whole_only else keys)
+                found = await self._ask(tp, offset, size, None if tp.topic in self._whole_only else asked)
                 if found is not None:
                     return found
                 why = f"the broker sends nothing of {tp} at offset {offset}"
@@ -211,7 +211,7 @@ class RangeReader:
                 raise error
             await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _ask(self, tp: TopicPartition, offset: int, size: int, keys: tuple[int, int] | None) -> _Found | None:
+    async def _ask(self, tp: TopicPartition, offset: int, size: int, asked: Asked | None) -> _Found | None:
         info = self._topics.get(tp.topic)
         if info is None or tp.partition not in info.partitions:
             info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
@@ -225,7 +225,7 @@ class RangeReader:
         version = min(connection.version_of(FetchRequest), FETCH_VERSION_MAX)
         timeout_ms = settings.fetch_max_wait_ms + settings.request_timeout_ms
         response = await connection.send(
-            _request(tp, offset, size, settings, keys), timeout_ms=timeout_ms, version=version
+            _request(tp, offset, size, settings, asked), timeout_ms=timeout_ms, version=version
         )
         if response.error_code:
             raise ApiError(ErrorCode.of(response.error_code), f"{connection.name} refused a fetch")
@@ -250,15 +250,15 @@ async def _cluster(bootstrap_servers: str | Sequence[str], connections: Connecti
 
 
 def _request(
-    tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings, keys: tuple[int, int] | None
+    tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings, asked: Asked | None
 ) -> FetchRequest:
-    ranges = [] if keys is None else [KeyRange(start=keys[0], end=keys[1])]
-    partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size, key_ranges=ranges)
+    wanted = {} if asked is None else wanted_fields(asked)
+    partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size, **wanted)
     return FetchRequest(
         replica_id=-1,
         max_wait_ms=settings.fetch_max_wait_ms,
-        # What is asked for exists, so nothing need be waited for; but of some keys there may be no record.
-        min_bytes=1 if keys is None else 0,
+        # The offsets exist, so nothing need be waited for; but of what is asked for there may be no record.
+        min_bytes=1 if asked is None else 0,
         max_bytes=settings.fetch_max_bytes,
         isolation_level=int(settings.read_committed),
         session_id=0,

@@ -27,7 +27,7 @@ from anabranch.spark.plan.offsets import (
 )
 from anabranch.spark.plan.proof import verify
 from anabranch.spark.plan.record import PLAN_VERSION, plan_to_json
-from anabranch.spark.plan.tasks import WHOLE, KeyRange, Read, Splitting, Task, key_ranges, plan_tasks
+from anabranch.spark.plan.tasks import WHOLE, KeyRange, Read, Splitting, Task, key_ranges, keys_within, plan_tasks
 
 __all__ = [
     "PLAN_VERSION",
@@ -45,6 +45,7 @@ __all__ = [
     "TopicSnapshot",
     "extent",
     "key_ranges",
+    "keys_within",
     "lost_between",
     "offsets_from_json",
     "offsets_to_json",

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from anabranch.machines.keyspace import SPACE, Interval, balanced_cuts
+from anabranch.machines.keyspace import SPACE, Interval, balanced_cuts, spread
 from anabranch.machines.lineage import Lineage, sequence_cuts
+from anabranch.records.hashing import murmur2
 from anabranch.spark.plan.offsets import TopicSnapshot
 
 KeyRange = Interval
@@ -109,6 +110,15 @@ def plan_tasks(
 def key_ranges(reads: Sequence[Read], pieces: int) -> list[KeyRange]:
     """Cut the key space into at most `pieces` ranges that hold nearly equal numbers of the reads' records."""
     return balanced_cuts(((held, high - low) for read in reads for low, high, _, held in read.spans()), pieces)
+
+
+def keys_within(task: Task, keys: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return those of some keys whose records a task may have, sorted: not all partitions lay in its key range."""
+    initials = {read.initial for read in task.reads}
+    low, high = task.key_range
+    return tuple(
+        sorted(key for key in keys if any(low <= spread(murmur2(key), initial) <= high for initial in initials))
+    )
 
 
 def _reads(snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Read]:

@@ -20,6 +20,9 @@ from anabranch.client.consumer.range_reader import (
     decode_range,
     next_offset_of,
 )
+from anabranch.machines.keyspace import Interval
+from anabranch.machines.partition.sharing import Asked
+from anabranch.protocol.messages.fetch import FetchPartition
 from anabranch.records.batch import build
 
 ROWS = bytes.fromhex("10 00 00 00 02 61 02 62 00")
@@ -52,9 +55,7 @@ class Scripted(RangeReader):
     def on_gone(self, wanted: OffsetRange, gone: OffsetsGoneError) -> None:
         self.gone.append(gone)
 
-    async def _ask(
-        self, tp: TopicPartition, offset: int, size: int, keys: tuple[int, int] | None
-    ) -> range_reader._Found | None:
+    async def _ask(self, tp: TopicPartition, offset: int, size: int, asked: Asked | None) -> range_reader._Found | None:
         self.asked.append((tp.partition, offset, size))
         if self.failures:
             raise self.failures.pop(0)
@@ -128,11 +129,18 @@ def test_what_a_fetch_asks_for() -> None:
     """Committed records; and of some keys, of which there may be none, only what there is."""
     tp, settings = TopicPartition("t", 4), RangeReaderSettings()
     plain = range_reader._request(tp, 7, 100, settings, None)
-    assert (plain.isolation_level, plain.min_bytes, plain.topics[0].partitions[0].key_ranges) == (1, 1, [])
-    some = range_reader._request(tp, 7, 100, RangeReaderSettings(read_committed=False), (3, 5))
+    assert (plain.isolation_level, plain.min_bytes, plain.topics[0].partitions[0]) == (
+        1,
+        1,
+        FetchPartition(partition=4, fetch_offset=7, partition_max_bytes=100),
+    )
+    some = range_reader._request(
+        tp, 7, 100, RangeReaderSettings(read_committed=False), Asked((Interval(3, 5),), (b"k",))
+    )
     (asked,) = some.topics[0].partitions
     assert (some.isolation_level, some.min_bytes) == (0, 0)
     assert [(each.start, each.end) for each in asked.key_ranges] == [(3, 5)]
+    assert asked.filter is not None and list(asked.filter.keys_wanted) == [b"k"]
 
 
 def test_the_next_offset_is_that_after_the_last_whole_batch() -> None:
