@@ -16,12 +16,15 @@ REPLICAS = "server/partitions/replicas.py"
 COMPACTION = "server/partitions/compaction.py"
 POOL = "runtime/net/pool.py"
 ADMISSION = "server/network/admission.py"
+HELD_MEMORY = "machines/held_memory.py"
+FETCH = "server/handlers/fetch.py"
 SESSIONS = "server/partitions/fetch_sessions.py"
 
 HOSTILE = "tests/end_to_end/test_hostile_batches.py"
 PEERS = "tests/end_to_end/test_hostile_peers.py"
 DAMAGE = "tests/end_to_end/test_damage.py"
 BOUNDS = "tests/end_to_end/test_bounds.py"
+WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
@@ -149,6 +152,32 @@ RELIABILITY = (
             "        return None if self.held >= 0 else",
         ),
         Edit(ADMISSION, "        if self.held <= 2 * self.size_max:\n", "        if self.held >= 0:\n"),
+    ),
+    _seen(
+        "waits for records are not ended when others need their memory",
+        f"{WAITING_FETCHES}::test_a_host_of_fetches_that_wait_for_all_partitions_is_answered_early",
+        Edit(HELD_MEMORY, "        while self._waits:\n", "        while self._waits and self.size_max < 0:\n"),
+    ),
+    _seen(
+        "large fetches take memory without their turn",
+        f"{WAITING_FETCHES}::test_a_host_of_fetches_that_wait_for_all_partitions_is_answered_early",
+        Edit(FETCH, "    await _take_turn(broker, request, part)\n", ""),
+        Edit(FETCH, "max(0, PARTITION_SIZE * len(context.targets) - part.size))", "max(0, 0))"),
+    ),
+    _seen(
+        "partitions of a fetch session take no memory of their fetches",
+        f"{WAITING_FETCHES}::test_fetches_of_a_large_session_are_answered_early_however_small_they_are",
+        Edit(FETCH, "(named + sessions.size_of(request.session_id))", "(named + 0)"),
+        Edit(FETCH, "max(0, PARTITION_SIZE * len(context.targets) - part.size))", "max(0, 0))"),
+    ),
+    _seen(
+        "a fetch keeps its message while it waits",
+        f"{WAITING_FETCHES}::test_a_fetch_that_waits_keeps_no_memory_that_other_large_requests_need",
+        Edit(
+            FETCH,
+            "    wait_max_ms = request.max_wait_ms\n    call.release()\n    return",
+            "    wait_max_ms = request.max_wait_ms\n    return",
+        ),
     ),
     _seen(
         "fetch sessions take memory without a bound",

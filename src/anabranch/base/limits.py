@@ -12,6 +12,8 @@ QUEUED_RESPONSE_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.response.bytes`: answers held by the whole broker that clients have not read."""
 QUEUED_DECODED_SIZE_MAX = 256 * 1024 * 1024
 """Default of `queued.max.decoded.bytes`: large requests that the whole broker has decoded and handles."""
+QUEUED_FETCH_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `queued.max.fetch.bytes`: partitions that fetches of the whole broker read and watch."""
 CONNECTIONS_MAX = 10_000
 """Default of `max.connections`."""
 OPEN_FILES_MAX = 10_000

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from anabranch.base.errors import AnabranchError
+from anabranch.machines.held_memory import FetchMemory
 from anabranch.machines.partition.sharing import Stretch, stretch_of
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
@@ -256,7 +257,8 @@ class Broker:
         sessions = FetchSessions(
             settings.fetch_sessions_max, self._chance.below, settings.fetch_sessions_size_max, _clear
         )
-        return Fetches(replicas, sessions, view.name_of, filters, size_max=settings.fetch_max_bytes)
+        memory = FetchMemory(settings.queued_max_fetch_bytes)
+        return Fetches(replicas, sessions, view.name_of, filters, memory, size_max=settings.fetch_max_bytes)
 
     def _listen(self) -> int:
         address = self.settings.listeners
@@ -372,23 +374,11 @@ class Broker:
             "Partitions that take no more appends and are still read.",
             lambda: sum(partition.retiring for partition in context.replicas),
         )
-        gauge(
-            "kafka_server_fetchsessioncache_numfetchsessions", "Fetch sessions.", lambda: len(context.fetches.sessions)
-        )
+        context.fetches.describe_in(context.metrics)
         gauge(
             "kafka_server_replicamanager_producerstate_bytes",
             "Memory for what logs remember of producers, at the most.",
             lambda: context.replicas.producers.size,
-        )
-        gauge(
-            "kafka_server_fetchsessioncache_bytes",
-            "Memory for fetch sessions.",
-            lambda: context.fetches.sessions.size,
-        )
-        gauge(
-            "kafka_server_fetchsessioncache_evictions",
-            "Fetch sessions evicted.",
-            lambda: context.fetches.sessions.evictions,
         )
         gauge(
             "kafka_server_transaction_coordinator_metrics_metadata_bytes",

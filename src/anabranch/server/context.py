@@ -86,6 +86,10 @@ class Large(NamedTuple):
     make: Callable[[], Any]
 
 
+def keep_message() -> None:
+    """Do nothing: there is little of a message that was decoded on the loop."""
+
+
 class RequestContext(NamedTuple):
     """The context of one request: everything except its message."""
 
@@ -97,3 +101,6 @@ class RequestContext(NamedTuple):
     connection: int
     """The number of its connection: larger than that of every connection accepted before."""
     api_version: int
+    release: Callable[[], None] = keep_message
+    """Free the request's message, of which nothing may be read from then on, and its part of the memory for decoded
+    requests: to be called, once, by a handler that is going to wait."""

@@ -9,7 +9,7 @@ Commits by ranges pass through here, too: what another member holds is not commi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -66,11 +66,44 @@ class _Claimed(NamedTuple):
     target: Target
 
 
-async def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse:
-    """Answer a fetch with slices, as soon as there is one."""
-    count = sum(len(topic.partitions) for topic in request.topics)
-    if count > CLAIMS_MAX:
+def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
+    """Answer a fetch with slices, as soon as there is one. The request may be freed when this returns."""
+    if len(request.topics) > CLAIMS_MAX or sum(len(topic.partitions) for topic in request.topics) > CLAIMS_MAX:
         return FetchResponse(error_code=ErrorCode.INVALID_REQUEST, session_id=0)
+    return _handle_claims(broker, _needed(request))
+
+
+def _needed(request: FetchRequest) -> FetchRequest:
+    """A copy of a fetch with the fields that claims have."""
+    return FetchRequest(
+        max_wait_ms=request.max_wait_ms,
+        max_bytes=request.max_bytes,
+        isolation_level=request.isolation_level,
+        group_id=request.group_id,
+        member_id=request.member_id,
+        generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+        topics=[
+            FetchTopic(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                undeleted_partition_count=topic.undeleted_partition_count,
+                partitions=[
+                    FetchPartition(
+                        partition=part.partition,
+                        fetch_offset=part.fetch_offset,
+                        partition_max_bytes=part.partition_max_bytes,
+                        current_leader_epoch=part.current_leader_epoch,
+                        claim=part.claim,
+                    )
+                    for part in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
     while True:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Generator, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
+from anabranch.machines.held_memory import FetchMemory, FetchPart
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.machines.partition.sharing import KEYS_MAX, RANGES_MAX, Asked, asked_of
 from anabranch.protocol.messages.fetch import (
@@ -24,7 +26,7 @@ from anabranch.protocol.messages.fetch import (
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.claims import handle_claims, has_claims
 from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended
-from anabranch.server.partitions.fetching import Fetch, PartitionRead
+from anabranch.server.partitions.fetching import PARTITION_SIZE, Fetch, PartitionRead
 
 READ_COMMITTED = 1
 TOPIC_IDS_SINCE = 13
@@ -39,9 +41,15 @@ def handle_fetch(
 ) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch at once, or when enough records are found."""
     if (request.member_id or request.group_id) and has_claims(request):
-        return handle_claims(broker, request)
+        claims = handle_claims(broker, request)
+        call.release()
+        return claims
     if broker.fetches.sessions.size_of(request.session_id) + _effort_of(request) >= PARTITIONS_AT_A_TIME:
-        return _handle_in_steps(broker, request, call)
+        targets: list[Target] = []
+        reads: list[PartitionRead] = []
+        part = FetchPart()
+        handled = _handled_in_steps(broker, request, call, targets, reads, part)
+        return _then_freed(broker, handled, (targets, reads), part)
     context = ended(_begin(broker, request, call, _targets(request), _forgotten(request, call)))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
@@ -49,7 +57,9 @@ def handle_fetch(
     fetch.read()
     if fetch.complete or (request.max_wait_ms <= 0 and not fetch.coming):
         return _response(fetch, broker.settings.node_id)
-    return _waited(fetch, request.max_wait_ms, broker.settings.node_id)
+    wait_max_ms = request.max_wait_ms
+    call.release()
+    return _waited(fetch, wait_max_ms, broker.settings.node_id)
 
 
 def _begin(
@@ -77,22 +87,55 @@ async def _in_steps(begun: Generator[None, None, FetchContext | ErrorCode]) -> F
 
 
 def _fetch(
-    broker: BrokerContext, request: FetchRequest, context: FetchContext, reads: list[PartitionRead] | None = None
+    broker: BrokerContext,
+    request: FetchRequest,
+    context: FetchContext,
+    reads: list[PartitionRead] | None = None,
+    part: FetchPart | None = None,
 ) -> Fetch:
     budget = FetchBudget(request.min_bytes, request.max_bytes, broker.fetches.size_max)
-    return Fetch(broker.fetches, context, budget, committed=request.isolation_level == READ_COMMITTED, reads=reads)
+    committed = request.isolation_level == READ_COMMITTED
+    return Fetch(broker.fetches, context, budget, committed=committed, reads=reads, part=part)
 
 
-async def _handle_in_steps(broker: BrokerContext, request: FetchRequest, call: RequestContext) -> FetchResponse | Large:
-    """As `handle_fetch`, for so many partitions that other work must have its turn meanwhile."""
+async def _then_freed(
+    broker: BrokerContext,
+    handled: Awaitable[FetchResponse | Large],
+    lists: tuple[list[Target], list[PartitionRead]],
+    part: FetchPart,
+) -> FetchResponse | Large:
+    """Handle a fetch, and then free what it held."""
     loop = asyncio.get_running_loop()
-    targets: list[Target] = []
-    reads: list[PartitionRead] = []
     try:
-        return await _handled_in_steps(broker, request, call, targets, reads)
+        return await handled
     finally:
         # So many objects take long to be freed, too.
-        loop.run_in_executor(None, _clear, (targets, reads))
+        freed = loop.run_in_executor(None, _clear, lists)
+        freed.add_done_callback(lambda _: broker.fetches.memory.free(part))
+
+
+async def _take_turn(broker: BrokerContext, request: FetchRequest, part: FetchPart) -> None:
+    """Wait until there is memory for the partitions of a fetch, and of its session, which may grow meanwhile."""
+    loop = asyncio.get_running_loop()
+    memory, sessions = broker.fetches.memory, broker.fetches.sessions
+    named = await loop.run_in_executor(None, _count, request)
+    while part.size < (size := PARTITION_SIZE * (named + sessions.size_of(request.session_id))):
+        memory.free(part)
+        turn: asyncio.Future[None] = loop.create_future()
+        memory.take(size, partial(_begin_turn, memory, part, size, turn))
+        await turn
+
+
+def _begin_turn(memory: FetchMemory, part: FetchPart, size: int, turn: asyncio.Future[None]) -> None:
+    if turn.cancelled():
+        memory.give(size)
+    else:
+        part.size = size
+        turn.set_result(None)
+
+
+def _count(request: FetchRequest) -> int:
+    return sum(len(topic.partitions) for topic in request.topics)
 
 
 def _clear(lists: Iterable[list[Any]]) -> None:
@@ -106,13 +149,22 @@ async def _handled_in_steps(
     call: RequestContext,
     targets: list[Target],
     reads: list[PartitionRead],
+    part: FetchPart,
 ) -> FetchResponse | Large:
-    """Put what is to be read into `targets`, and what is read into `reads`, which the caller frees."""
+    """As `handle_fetch`, for so many partitions that other work must have its turn meanwhile.
+
+    What is to be read is put into `targets`, what is read into `reads`, and their memory into `part`: the caller frees
+    them.
+    """
+    await _take_turn(broker, request, part)
+    memory = broker.fetches.memory
     effort = 0
     for topic in request.topics:
         effort += 1
         for asked in topic.partitions:
             targets += _targets_of(topic, (asked,))
+            if targets[-1].asked is not None:
+                memory.hold(part, targets[-1].size)
             effort += _effort(asked)
             if effort >= PARTITIONS_AT_A_TIME:
                 effort = 0
@@ -124,10 +176,14 @@ async def _handled_in_steps(
     context = await _in_steps(_begin(broker, request, call, targets, forgotten))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
-    fetch = _fetch(broker, request, context, reads)
+    memory.hold(part, max(0, PARTITION_SIZE * len(context.targets) - part.size))  # The session has grown.
+    fetch = _fetch(broker, request, context, reads, part)
+    wait_max_ms = request.max_wait_ms
+    call.release()
+    del request
     await fetch.read_in_steps()
-    if not fetch.complete and (request.max_wait_ms > 0 or fetch.coming):
-        await fetch.wait(request.max_wait_ms)
+    if not fetch.complete and (wait_max_ms > 0 or fetch.coming):
+        await fetch.wait(wait_max_ms)
     answer = _Answer(fetch, broker.settings.node_id)
     for place, read in enumerate(fetch.answer(), 1):
         if read is not None:

@@ -6,8 +6,7 @@ connections, the requests of each that wait for their answer, and the time that 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from enum import Enum
 from typing import NamedTuple
 
@@ -103,40 +102,6 @@ class AnswerMemory:
         if self.held <= 2 * self.size_max:
             return None
         return max(self._holders, key=lambda holder: self._holders[holder])
-
-
-class DecodedMemory:
-    """The memory of large requests that are decoded, over all connections (`queued.max.decoded.bytes`).
-
-    A decoded request takes many times its bytes. One for which there is no room waits its turn; when no other is
-    decoded there is always room for one. So no request may count that waits for others to come.
-    """
-
-    def __init__(self, size_max: int) -> None:
-        self.size_max = size_max
-        self.held = 0
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
-
-    def take(self, size: int, begin: Callable[[], None]) -> None:
-        """Call `begin` when there is room for `size` bytes, at once or later; then `give` them back."""
-        self._waiting.append((size, begin))
-        self._go_on()
-
-    def give(self, size: int) -> None:
-        """Give back the bytes of one request."""
-        self.held -= size
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while self._waiting and (not self.held or self.held + self._waiting[0][0] <= self.size_max):
-            size, begin = self._waiting.popleft()
-            self.held += size
-            begin()
 
 
 def may_begin(waiting: int, unsent: int) -> bool:

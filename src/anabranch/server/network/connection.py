@@ -15,12 +15,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.limits import QUEUED_DECODED_SIZE_MAX, QUEUED_RESPONSE_SIZE_MAX
 from anabranch.codec import TooManyElementsError
+from anabranch.machines.held_memory import DecodedMemory
 from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
@@ -35,10 +37,18 @@ from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
-from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
+from anabranch.server.context import (
+    ANONYMOUS,
+    Apart,
+    BrokerContext,
+    CloseConnectionError,
+    Large,
+    RequestContext,
+    keep_message,
+)
 from anabranch.server.handlers import Endpoint
 from anabranch.server.handlers.api_versions import supported
-from anabranch.server.network.admission import Activity, AnswerMemory, DecodedMemory, Verdict, may_begin
+from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
@@ -50,10 +60,10 @@ LOOP_ELEMENTS_MAX = 1_000
 """Elements of a request above which it is decoded in a thread, too: of Produce, whose size says little."""
 DECODED_FACTOR = 32
 """What a decoded request takes at most, in its bytes: 29 were measured of names of topics."""
-WAITING = frozenset((1, 11, 14, 28, 68, 10001))
-"""Requests that may wait for records, members or commits: Fetch, JoinGroup, SyncGroup, TxnOffsetCommit,
-ConsumerGroupHeartbeat, ConsumerGroupPosition. They take no part of the memory for decoded requests, since others that
-they wait for might wait for them."""
+WAITING = frozenset((11, 14, 28, 68, 10001))
+"""Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit, ConsumerGroupHeartbeat,
+ConsumerGroupPosition. They take no part of the memory for decoded requests, since others that they wait for might wait
+for them. A fetch gives its part back before it waits."""
 REFUSED = {
     **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
     **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
@@ -197,26 +207,34 @@ class Connection:
         decoded = self._service.decoded
         size = 0 if request_key(kept) in WAITING else DECODED_FACTOR * len(kept)
         room: asyncio.Future[None] = self._loop.create_future()
+        requests: list[Any] = []
+        freed = False
 
         async def decode() -> None:
-            requests: list[Any] = []
             try:
                 await room
                 header, request = await self._loop.run_in_executor(None, decode_request, kept)
                 requests.append(request)
                 del request
                 before = self._tasks.copy()
-                self._handle(header, requests[0], kept, began)
+                self._handle(header, requests[0], kept, began, release)
                 await asyncio.gather(*(self._tasks - before), return_exceptions=True)
             except Exception as error:
                 self._not_decoded(error)
             finally:
                 self._apart = False
                 self._go_on()
+                free(requests.clear, 0 if room.cancelled() else size)
+
+        def release() -> None:
+            free(partial(_empty, requests), size)
+
+        def free(clear: Callable[[], None], held: int) -> None:
+            nonlocal freed
+            if not freed:
+                freed = True
                 # So many objects take long to be freed, too. Views of the buffer are among them.
-                freed = self._loop.run_in_executor(None, requests.clear)
-                held = 0 if room.cancelled() else size
-                freed.add_done_callback(lambda _: give_back(held))
+                self._loop.run_in_executor(None, clear).add_done_callback(lambda _: give_back(held))
 
         def give_back(held: int) -> None:
             self._service.pool.give(buffer)
@@ -233,7 +251,14 @@ class Connection:
         task.add_done_callback(self._tasks.discard)
         decoded.take(size, begin)
 
-    def _handle(self, header: RequestHeader, request: Any, frame: memoryview, began: float) -> None:
+    def _handle(
+        self,
+        header: RequestHeader,
+        request: Any,
+        frame: memoryview,
+        began: float,
+        release: Callable[[], None] = keep_message,
+    ) -> None:
         endpoint = self._service.endpoints.get(header.api_key)
         if endpoint is None:
             self.violate(f"API key {header.api_key} is not served")
@@ -241,7 +266,7 @@ class Connection:
         metrics = self._service.metrics_of(header.api_key)
         metrics.requests.value += 1
         self._service.steps.work = metrics.name
-        call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version)
+        call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version, release)
         try:
             answer = endpoint.handle(self._broker, request, call)
             if isinstance(answer, Apart):
@@ -441,6 +466,13 @@ async def _ready(answer: Large) -> Large:
 def _encode(answers: list[Large], header: RequestHeader) -> Sequence[Part]:
     """Encode an answer and free it: both take long where it is large."""
     return encode_response(answers.pop().make(), header.api_key, header.api_version, header.correlation_id)
+
+
+def _empty(requests: list[Any]) -> None:
+    """Free what a request holds, whoever holds the request."""
+    request = requests.pop()
+    for name in type(request).__slots__:
+        delattr(request, name)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from anabranch.machines.held_memory import DecodedMemory
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.net.acceptor import Acceptor, ConnectionNumbers
@@ -12,7 +13,7 @@ from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import BrokerContext
 from anabranch.server.handlers import ENDPOINTS
-from anabranch.server.network.admission import Admission, AnswerMemory, DecodedMemory, Verdict
+from anabranch.server.network.admission import Admission, AnswerMemory, Verdict
 from anabranch.server.network.connection import Connection, Service
 
 events = EventLogger("listener")

@@ -4,13 +4,14 @@ Slices that a log can read at once are read at once; pending ones are awaited to
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
 its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
 not answered again. Where only some records are asked for (`filtering`), a fetch that waits goes on where it has looked
-last, and is woken by records that it wants.
+last, and is woken by records that it wants. What fetches read and watch has a budget (`machines.held_memory`), for
+which the waits of large ones are ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -20,10 +21,12 @@ from uuid import UUID
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.controller.leadership import Leadership, refuse_read
+from anabranch.machines.held_memory import FetchMemory, FetchPart
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.machines.partition.sharing import Asked
 from anabranch.records.batch import headers
+from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
 from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
 from anabranch.server.partitions.partition import Partition, events
@@ -32,6 +35,8 @@ from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, 
 
 READS_AT_A_TIME = 200
 """Partitions that a fetch reads or watches before other work has its turn: 3 ms where all have records."""
+PARTITION_SIZE = 1_000
+"""Bytes of memory that a fetch takes for a partition: 900 were measured while it waits, 1,000 until it is answered."""
 TopicNames = Callable[[UUID], str | None]
 """Finds the name of the topic that has an id."""
 
@@ -90,6 +95,11 @@ class PartitionRead:
         return self.error is not ErrorCode.NONE or self.diverging is not None
 
 
+def memory_of(targets: Iterable[Target]) -> int:
+    """The bytes of memory that a fetch takes for some targets."""
+    return sum(PARTITION_SIZE if target.asked is None else PARTITION_SIZE + target.size for target in targets)
+
+
 class Fetches:
     """The fetches of one broker: their sessions, and those that wait."""
 
@@ -99,17 +109,30 @@ class Fetches:
         sessions: FetchSessions,
         topic_names: TopicNames,
         filters: Filters,
+        memory: FetchMemory,
         *,
         size_max: int,
     ) -> None:
         """`size_max`: the most bytes of one answer, unless a single batch is larger."""
         self.sessions = sessions
+        self.memory = memory
         self.filters = filters
         self.size_max = size_max
         self.stopping = False
         self.waiting: set[asyncio.Future[None]] = set()
         self._replicas = replicas
         self._topic_names = topic_names
+
+    def describe_in(self, metrics: Metrics) -> None:
+        """Have the sessions and the memory of fetches measured."""
+        gauge, sessions, memory = metrics.gauge, self.sessions, self.memory
+        name = "kafka_server_fetchsessioncache_"
+        gauge(f"{name}numfetchsessions", "Fetch sessions.", lambda: len(sessions))
+        gauge(f"{name}bytes", "Memory for fetch sessions.", lambda: sessions.size)
+        gauge(f"{name}evictions", "Fetch sessions evicted.", lambda: sessions.evictions)
+        gauge("anabranch_fetch_bytes", "Memory for partitions that fetches read and watch.", lambda: memory.held)
+        gauge("anabranch_fetch_waiting", "Large fetches that wait for it.", lambda: memory.waiting)
+        gauge("anabranch_fetch_waits_ended", "Waits for records that others ended for it.", lambda: memory.ended)
 
     def stop(self) -> None:
         """End all waiting fetches: each is answered with the records found so far."""
@@ -137,7 +160,7 @@ class Fetches:
 class Fetch:
     """One fetch on its way to its answer."""
 
-    __slots__ = ("_budget", "_fetches", "_reads", "coming", "committed", "context")
+    __slots__ = ("_budget", "_fetches", "_part", "_reads", "coming", "committed", "context")
 
     def __init__(
         self,
@@ -147,11 +170,14 @@ class Fetch:
         *,
         committed: bool,
         reads: list[PartitionRead] | None = None,
+        part: FetchPart | None = None,
     ) -> None:
         """Read nothing yet, but put into `reads` what is read, in steps.
 
-        `committed`: only records of committed transactions are wanted (READ_COMMITTED).
+        `committed`: only records of committed transactions are wanted (READ_COMMITTED). `part`: the memory that the
+        fetch holds, if it has taken its turn.
         """
+        self._part = part
         self.context = context
         self.committed = committed
         self._fetches = fetches
@@ -318,7 +344,10 @@ class Fetch:
                 read.coming = None
 
     async def wait(self, wait_max_ms: int) -> None:
-        """Wait until complete or until the reader's limit; pending slices are awaited in any case."""
+        """Wait until complete, until the reader's limit, or until others need the memory of this fetch.
+
+        Pending slices are awaited in any case.
+        """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
         changed: set[int] = set()
@@ -353,6 +382,10 @@ class Fetch:
         watchers: list[tuple[Partition, Callable[[], None]]] = []
         timer = loop.call_later(wait_max_ms / 1000, end)
         self._fetches.waiting.add(done)
+        memory, part = self._fetches.memory, self._part or FetchPart()
+        if part is not self._part:
+            memory.hold(part, memory_of(self.context.targets))
+        memory.wait(part, end)
         try:
             for index, read in enumerate(self._reads):
                 if read.partition is not None:
@@ -363,6 +396,8 @@ class Fetch:
                         on_change(index)
                 if index % READS_AT_A_TIME == READS_AT_A_TIME - 1:
                     await asyncio.sleep(0)
+                    if over:
+                        break
             while True:
                 await self._arrive()
                 if self._enough or over:
@@ -374,6 +409,9 @@ class Fetch:
                 read_again()
                 await done
         finally:
+            memory.resume(part)
+            if part is not self._part:
+                memory.free(part)
             self._fetches.waiting.discard(done)
             timer.cancel()
             while watchers:  # Freed in steps, too.

@@ -479,6 +479,13 @@ class Settings:
         "Memory for large requests that are decoded, over all connections, at 32 times their bytes. Further ones wait; "
         "one alone always has room.",
     )
+    queued_max_fetch_bytes: int = setting(
+        "queued.max.fetch.bytes",
+        Between(1 << 20, INT64_MAX),
+        limits.QUEUED_FETCH_SIZE_MAX,
+        "Memory for the partitions that fetches read and watch, over all connections, 1,000 bytes each. Further large "
+        "fetches wait; the largest that wait for records are answered early.",
+    )
     max_connections: int = setting(
         "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
     )

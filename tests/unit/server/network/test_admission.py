@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.server.network.admission import Activity, Admission, AnswerMemory, DecodedMemory, Verdict, may_begin
+from anabranch.server.network.admission import Activity, Admission, AnswerMemory, Verdict, may_begin
 
 NOW = 1_000.0
 ADMISSION = Admission(connections_max=2, idle_max_ms=60_000, stalled_max_ms=5_000)
@@ -75,18 +75,3 @@ def test_unread_answers_above_the_limit_cost_those_their_connection_that_have_lo
 
     assert judged(51, 8.9, 50) is Verdict.UNREAD
     assert judged(50, 8.9, 50) is judged(51, 9.1, 50) is judged(51, 8.9, None) is Verdict.KEEP
-
-
-def test_decoded_requests_wait_for_room_in_turn_and_one_alone_has_room() -> None:
-    memory = DecodedMemory(10)
-    begun: list[str] = []
-    for name, size in (("huge", 30), ("first", 6), ("second", 6), ("free", 0)):
-        memory.take(size, lambda name=name: begun.append(name))
-    assert begun == ["huge"] and (memory.held, memory.waiting) == (30, 3)
-    memory.give(30)
-    assert begun == ["huge", "first"], "nobody overtakes"
-    memory.give(6)
-    assert begun == ["huge", "first", "second", "free"] and (memory.held, memory.waiting) == (6, 0)
-    memory.give(6)
-    memory.give(0)
-    assert memory.held == 0

@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.held_memory import FetchMemory
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
@@ -47,7 +48,9 @@ class World:
         self.local.resize(2)
         ids = iter(range(100))
         sessions = FetchSessions(10, lambda bound: next(ids))
-        self.fetches = Fetches(self.local.replicas, sessions, {TOPIC_ID: TOPIC}.get, no_filters(), size_max=10 * SIZE)
+        self.memory = FetchMemory(1 << 20)
+        names = {TOPIC_ID: TOPIC}.get
+        self.fetches = Fetches(self.local.replicas, sessions, names, no_filters(), self.memory, size_max=10 * SIZE)
 
     def append(self, partition: int = 0, *, producer_id: int = -1, sequence: int = -1) -> None:
         identity = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": sequence}
