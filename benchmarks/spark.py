@@ -1,6 +1,8 @@
-"""The Spark source against the ceiling of its interface: a Python data source that yields one ready batch repeatedly.
+"""The Spark source against the ceiling of its interface, and against Spark's own Kafka source, in local[2].
 
-Both hand the same columns of the same number of records with 100-byte values to Spark's `noop` sink, in local[2].
+The ceiling is a Python data source that yields one ready batch repeatedly. Both hand the same columns of the same
+number of records with 100-byte values to Spark's `noop` sink. Spark's Kafka source reads the same topic of the same
+broker in the same session; it is of the newest release before PySpark's own that has been published.
 """
 
 from __future__ import annotations
@@ -21,11 +23,16 @@ from anabranch.demo.session import local_session
 from anabranch.spark import register
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
+from benchmarks.peers.artifacts import fetch
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = "key binary, value binary, partition int, offset long, timestamp timestamp"
 ROWS_PER_BATCH = 65_536
 TASKS = 2
+CONNECTOR = Path(__file__).parent / "peers" / "spark_kafka.lock"
+KEYS = 10_000
+WANTED = 100
+"""Of the keys a hundredth."""
 
 
 class ReadyBatches(DataSource):
@@ -87,8 +94,7 @@ def _drained(df: DataFrame, rows: int) -> Round:
 def source(scale: Scale) -> list[Result]:
     """Rows a second of 100-byte values into Spark's noop sink, against one ready batch over and over."""
     rows = scale.choose(6_000_000, 100_000)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    _workers()
     with Anabranch(settings={"durability": "os"}) as broker:
         with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
             admin.create_topics("rows", partitions=TASKS)
@@ -118,4 +124,48 @@ def source(scale: Scale) -> list[Result]:
             spark.stop()
 
 
-BENCHMARKS = {"source": source}
+def keys(scale: Scale) -> list[Result]:
+    """Rows a second of a topic of which a filter on keys keeps a hundredth, against Spark's own Kafka source."""
+    rows = scale.choose(3_000_000, 100_000)
+    _workers()
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, fetch(CONNECTOR)))} pyspark-shell"
+    with Anabranch(settings={"durability": "os"}) as broker:
+        with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
+            admin.create_topics("rows", partitions=TASKS, configs={"accept.range.fetch": "true"})
+            some = [b"key-%06d" % (number % KEYS) for number in range(100_000)]
+            ready = records(100_000).set_column(0, "key", pa.array(some, pa.binary())).select(["key", "value"])
+            for _ in range(rows // 100_000):
+                producer.send_arrow("rows", pa.Table.from_batches([ready]))
+        spark: SparkSession = local_session("benchmark")
+        try:
+            register(spark)
+            wanted = ", ".join(f"'key-{number * KEYS // WANTED:06d}'" for number in range(WANTED))
+
+            def filtered(format_: str) -> DataFrame:
+                options = {"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
+                read = spark.read.format(format_).options(**options).load()
+                return read.select("key", "value").where(f"key in ({wanted})")
+
+            assert filtered("anabranch").count() == filtered("kafka").count() == rows * WANTED // KEYS
+            return compare(
+                "spark.keys",
+                what=f"{rows} records of 10-byte keys, 100-byte values, {TASKS} partitions, batch read, local[2], "
+                f"key in ({WANTED} of {KEYS} keys), columns key, value into noop; rows of the topic",
+                sides={
+                    "anabranch": _drained(filtered("anabranch"), rows),
+                    "kafka source": _drained(filtered("kafka"), rows),
+                },
+                bars=[Bar("rows_per_s", "rows/s", "more", 5.0)],
+                scale=scale,
+            )
+        finally:
+            spark.stop()
+
+
+def _workers() -> None:
+    """Have Spark's Python workers run this interpreter and this checkout."""
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+
+
+BENCHMARKS = {"source": source, "keys": keys}
