@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from anabranch.client.sync import Admin, Producer
+from anabranch.spark.progress import PartitionProgress, partitions_of
 from tests.spark.flow import KEYS, Flow
 from tests.support.examples import python_examples
 
@@ -42,6 +46,31 @@ class Seen:
         self.batches += 1
         for row in batch.selectExpr("cast(key as string) key", "cast(value as string) value").collect():
             self.keys[row.key].append(int(row.value))
+
+
+class Listener(StreamingQueryListener):
+    """Collects what a query reports of its partitions."""
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.reports: list[list[PartitionProgress]] = []
+
+    def onQueryStarted(self, event: Any) -> None: ...  # noqa: N802
+
+    def onQueryTerminated(self, event: Any) -> None: ...  # noqa: N802
+
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        found = [each for each in partitions_of(event.progress) if each.topic == self.topic]
+        if found:
+            self.reports.append(found)
+
+    def until(self, holds: Callable[[list[PartitionProgress]], bool]) -> list[PartitionProgress]:
+        """Wait for a report."""
+        deadline = time.monotonic() + 60
+        while not (found := next(filter(holds, self.reports), None)):
+            assert time.monotonic() < deadline, self.reports
+            time.sleep(0.1)
+        return found
 
 
 def stream(spark: SparkSession, address: str, topic: str, **options: str) -> DataFrame:
@@ -97,8 +126,9 @@ def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
 def test_a_stream_reads_what_is_committed_and_waits_for_a_transaction_that_a_resize_found_open(
     spark: SparkSession, address: str, flow: Flow, checkpoint: str
 ) -> None:
-    seen = Seen()
+    seen, listener = Seen(), Listener(flow.topic)
     flow.send(400)
+    spark.streams.addListener(listener)
     query = start(stream(spark, address, flow.topic), seen, checkpoint)
     with (
         Producer(address, transactional_id=f"{flow.topic}-1") as lasting,
@@ -115,11 +145,19 @@ def test_a_stream_reads_what_is_committed_and_waits_for_a_transaction_that_a_res
         flow.send(400)
         query.processAllAvailable()
         assert seen.keys == before, "only what lies before the transactions"
+        waiting = listener.until(lambda found: any(each.gate is not None for each in found))
+        assert sum(each.end for each in waiting if each.partition < 2) == 400
+        assert sum(each.undecided for each in waiting) > 400
+        assert sum(each.lag for each in waiting if each.gate is not None) > 0
         failing.abort_transaction()
         lasting.commit_transaction()
     query.processAllAvailable()
     query.processAllAvailable()
+    listener.until(
+        lambda found: len(found) == 5 and all((it.lag, it.gate, it.undecided) == (0, None, 0) for it in found)
+    )
     query.stop()
+    spark.streams.removeListener(listener)
     assert seen.keys == flow.expected()
 
 

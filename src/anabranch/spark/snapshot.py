@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -54,6 +54,8 @@ class SnapshotReader:
         self._names: tuple[str, ...] = ()
         self._asked_at = float("-inf")
         self._began = False
+        self._watermarks: Mapping[str, Mapping[int, int]] = {}
+        self._watermarks_at = float("-inf")
 
     def close(self) -> None:
         """End the connections."""
@@ -104,6 +106,23 @@ class SnapshotReader:
     async def _with_high_watermarks(self, snapshot: TopicSnapshot) -> TopicSnapshot:
         ends = await self._with_retries(snapshot.topic, lambda view: self._offsets(view, LATEST, committed=False))
         return replace(snapshot, high_watermarks=ends)
+
+    def high_watermarks(self, topics: Iterable[str]) -> Mapping[str, Mapping[int, int]]:
+        """Return the high watermarks of topics, about `METADATA_AGE_MAX_S` old; none where snapshots have them.
+
+        They are for reports: a topic for which no answer comes is left out, and asked about later.
+        """
+        now = self._clock()
+        if self._options.committed and now - self._watermarks_at > METADATA_AGE_MAX_S:
+            self._watermarks_at = now
+            self._watermarks = self._run(self._all_high_watermarks(tuple(topics)))
+        return self._watermarks
+
+    async def _all_high_watermarks(self, topics: Sequence[str]) -> dict[str, Mapping[int, int]]:
+        views = {topic: self._views[topic] for topic in topics if topic in self._views}
+        asked = (self._offsets(view, LATEST, committed=False) for view in views.values())
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        return {topic: ends for topic, ends in zip(views, found, strict=True) if isinstance(ends, dict)}
 
     def at_timestamp(self, topic: str, timestamp: int) -> dict[int, int]:
         """Return each partition's first offset at or after `timestamp` (ms); -1 if no record is that late."""

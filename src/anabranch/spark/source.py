@@ -39,6 +39,7 @@ from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Option
 from anabranch.spark.plan import (
     DataLossError,
     Loss,
+    Offsets,
     Splitting,
     Task,
     TopicOffsets,
@@ -51,6 +52,7 @@ from anabranch.spark.plan import (
     plan_tasks,
     plan_to_json,
     query_positions,
+    report,
 )
 from anabranch.spark.pushdown import Pushed
 from anabranch.spark.reader import ReadSettings, read_task
@@ -261,6 +263,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshot_reader: SnapshotReader | None = None
         self._snapshots: Mapping[str, TopicSnapshot] | None = None
         self._horizon: dict[str, dict[int, int]] | None = None
+        self._reached: Offsets = {}
 
     def _read_snapshots(self, positions: Mapping[str, Mapping[int, int]] = NO_POSITIONS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
@@ -296,17 +299,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         snapshots = self._read_snapshots({topic: each.offsets for topic, each in known.items()})
         reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
+        self._reached = reach.end
         return offsets_to_json(reach.end) if reach.advances else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the log ends, for the query's progress report."""
-        if self._snapshots is None:
+        """Return the log ends, the lag behind them, and what the query waits for, as `plan.report` describes."""
+        if self._snapshots is None or self._snapshot_reader is None:
             return None
-        ends = {
-            topic: TopicOffsets(snapshot.ends, snapshot.topic_id, snapshot.lineage.current + 1)
-            for topic, snapshot in self._snapshots.items()
-        }
-        return offsets_to_json(ends)
+        return report(self._snapshots, self._reached, self._snapshot_reader.high_watermarks(self._snapshots))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the current log ends."""

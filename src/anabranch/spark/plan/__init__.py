@@ -27,6 +27,7 @@ from anabranch.spark.plan.offsets import (
 )
 from anabranch.spark.plan.proof import verify
 from anabranch.spark.plan.record import PLAN_VERSION, plan_to_json
+from anabranch.spark.plan.report import report
 from anabranch.spark.plan.tasks import WHOLE, KeyRange, Read, Splitting, Task, key_ranges, keys_within, plan_tasks
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "plan_tasks",
     "plan_to_json",
     "query_positions",
+    "report",
     "share",
     "verify",
 ]
