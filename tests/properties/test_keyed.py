@@ -1,0 +1,275 @@
+"""Keyed state against a plain model: dictionaries, rows one at a time, in the order of their sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.spark.keyed.bucket import KeyState, Settings, Timeout, Times, step
+from anabranch.spark.keyed.errors import KeyedError
+from anabranch.spark.keyed.packing import from_messages, pack
+from anabranch.spark.keyed.rows import Columns, order_of_new, runs
+from anabranch.spark.keyed.schema import maker, to_arrow
+from anabranch.spark.keyed.state import BucketState, decode, empty, encode
+
+BUCKETS = 3
+ROWS = pa.schema(
+    {
+        "key": pa.string(),
+        "topic": pa.string(),
+        "sequence": pa.int64(),
+        "value": pa.int64(),
+        "time": pa.timestamp("us", "UTC"),
+    }
+)
+Row = tuple[str, str, int, int, int]
+"""Key, topic, sequence, value, event time in ms."""
+
+
+class Digest(NamedTuple):
+    """A value that depends on every row and on their order."""
+
+    count: int
+    digest: int
+
+    def with_row(self, topic: str, value: int) -> Digest:
+        return Digest(self.count + 1, (self.digest * 31 + value + ord(topic)) % 1_000_003)
+
+
+START = Digest(0, 1)
+
+
+def follow(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> Any:
+    """Digest rows; some values remove the key or set a timeout, by which the function is called again."""
+    assert set(rows.column("key").to_pylist()) <= {key}
+    assert state.timed_out == (rows.num_rows == 0)
+    digest = state.value or START
+    if state.timed_out:
+        digest = digest.with_row("!", 0)
+        state.update(digest)
+        return pa.record_batch({"digest": [digest.digest], "extra": [0], "key": [key], "count": [digest.count]})
+    for topic, value in zip(rows.column("topic").to_pylist(), rows.column("value").to_pylist(), strict=True):
+        digest = digest.with_row(topic, value)
+    state.update(digest)
+    if value % 7 == 0:
+        state.remove()
+    elif value % 5 == 0:
+        state.set_timeout(value + 1)
+    elif value % 3 == 0:
+        return None
+    return [(key, *digest)] if value % 2 else (key, *digest)
+
+
+OUTPUT = pa.schema({"key": pa.string(), "count": pa.int64(), "digest": pa.int64()})
+
+
+def settings_of(timeout: Timeout = Timeout.PROCESSING_TIME, **more: Any) -> Settings:
+    value = pa.struct(list(to_arrow(Digest)))
+    return Settings(Columns(), ROWS, value, maker(Digest), OUTPUT, timeout, **more)
+
+
+def batch(rows: Iterable[Row]) -> pa.RecordBatch:
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    arrays = [pa.array(column, kind) for column, kind in zip(columns[:4], ROWS.types, strict=False)]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array([t * 1000 for t in columns[4]], ROWS.types[4])], schema=ROWS)
+
+
+class Model:
+    """What must come out."""
+
+    def __init__(self, ttl_ms: int | None) -> None:
+        self.ttl_ms = ttl_ms
+        self.keys: dict[str, tuple[Digest, int, int]] = {}
+        self.applied: dict[tuple[str, str], int] = {}
+
+    def micro_batch(self, rows: list[Row], now_ms: int) -> list[tuple[str, int, int]]:
+        for key, (_, _, updated) in list(self.keys.items()):
+            if self.ttl_ms is not None and updated + self.ttl_ms <= now_ms:
+                self.forget(key)
+        output = []
+        called = set()
+        new: dict[str, list[Row]] = {}
+        for row in sorted(set(rows)):
+            if row[2] > self.applied.get((row[0], row[1]), -1):
+                new.setdefault(row[0], []).append(row)
+        for key, its in new.items():
+            digest = self.keys[key][0] if key in self.keys else START
+            for _, topic, sequence, value, _ in its:
+                digest = digest.with_row(topic, value)
+                self.applied[key, topic] = sequence
+            called.add(key)
+            last = its[-1][3]
+            timeout = now_ms + last + 1 if last % 7 and last % 5 == 0 else -1
+            self.keys[key] = digest, timeout, now_ms
+            if last % 7 == 0:
+                self.forget(key)
+            if last % 7 == 0 or last % 5 == 0 or last % 3:
+                output.append((key, *digest))
+        for key, (digest, timeout, _) in list(self.keys.items()):
+            if key not in called and 0 <= timeout <= now_ms:
+                self.keys[key] = digest.with_row("!", 0), -1, now_ms
+                output.append((key, *self.keys[key][0]))
+        return output
+
+    def forget(self, key: str) -> None:
+        del self.keys[key]
+        self.applied = {pair: last for pair, last in self.applied.items() if pair[0] != key}
+
+
+def micro_batches(chance: Random) -> list[list[Row]]:
+    """Records of keys in topics whose layouts change, cut into micro-batches that repeat what was there before."""
+    sequences: dict[tuple[str, str], int] = {}
+    all_rows: list[Row] = []
+    cuts = []
+    for number in range(chance.randint(1, 6)):
+        new = []
+        for _ in range(chance.randint(0, 12)):
+            key, topic = chance.choice("abcdef"), chance.choice("xyz")
+            before = sequences.get((key, topic), -1)
+            layout = (before >> 48 if before >= 0 else 0) + (chance.random() < 0.2)
+            offset = chance.randint(0, 5) if before < 0 or layout > before >> 48 else (before & (1 << 48) - 1) + 1
+            sequences[key, topic] = layout << 48 | offset
+            new.append((key, topic, layout << 48 | offset, chance.randint(0, 200), number))
+        repeated = chance.sample(all_rows + new, min(len(all_rows + new), chance.randint(0, 6)))
+        all_rows += new
+        cuts.append(chance.sample(new + repeated, len(new + repeated)))
+    return cuts
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([None, 1, 40, 150]))
+def test_every_key_has_its_rows_in_order_and_once(seed: int, ttl_ms: int | None) -> None:
+    chance = Random(seed)
+    model, now_ms = Model(ttl_ms), 0
+    given_settings = settings_of(ttl_ms=ttl_ms)
+    stored = encode(empty(pa.string(), given_settings.value), BUCKETS)
+    for rows in micro_batches(chance):
+        now_ms += chance.randint(1, 120)
+        before = decode(stored, BUCKETS, pa.string(), given_settings.value)
+        done = step(follow, given_settings, before, batch(rows), Times(now_ms))
+        found = [row for part in done.output for row in zip(*(c.to_pylist() for c in part.columns), strict=True)]
+        assert sorted(found) == sorted(model.micro_batch(rows, now_ms))
+        timeouts = [timeout for _, timeout, _ in model.keys.values() if timeout >= 0]
+        assert done.wake_ms == (min(timeouts) if timeouts else None)
+        assert contents(done.state) == {key: tuple(value) for key, (value, _, _) in model.keys.items()}
+        stored = encode(done.state, BUCKETS)
+        # The rows of keys that were not forgotten are applied: once more, they change nothing.
+        known = [row for row in rows if row[0] in model.keys]
+        again = step(never, given_settings, decoded(stored, given_settings), batch(known), Times(now_ms))
+        assert again.output == [] and contents(again.state) == contents(done.state)
+
+
+def never(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> None:
+    raise AssertionError(f"called for {key} with {rows.num_rows} rows")
+
+
+def decoded(stored: Any, of: Settings) -> BucketState:
+    return decode(stored, BUCKETS, pa.string(), of.value)
+
+
+def contents(state: BucketState) -> dict[str, Any]:
+    return dict(zip(state.keys.to_pylist(), state.values_at(np.arange(len(state))), strict=True))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 9), st.integers(-1, 9)), max_size=30))
+def test_the_order_of_new_rows(rows: list[tuple[int, int, int, int]]) -> None:
+    keys, topics, sequences, applied = np.array(rows, np.int64).reshape(-1, 4).T
+    found = [rows[index][:3] for index in order_of_new(keys, topics, sequences, applied)]
+    assert found == sorted({row[:3] for row in rows if row[2] > row[3]})
+
+
+@given(st.lists(st.integers(0, 3), max_size=20))
+def test_runs_cover_all_values(values: list[int]) -> None:
+    bounds = runs(np.array(values, np.int64)).tolist()
+    assert bounds[0] == 0 and bounds[-1] == len(values)
+    for first, end in pairwise(bounds):
+        assert len(set(values[first:end])) == 1
+    assert all(values[bound - 1] != values[bound] for bound in bounds[1:-1])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 400))
+def test_rows_are_packed_by_bucket_and_unpacked(seed: int, size_max: int) -> None:
+    chance = Random(seed)
+    rows = [row for rows in micro_batches(chance) for row in rows]
+    buckets = [chance.randrange(BUCKETS) for _ in rows]
+    given_batches = [
+        pa.record_batch([pa.array([bucket], pa.int32()), *batch([row]).columns], ["bucket", *ROWS.names])
+        for bucket, row in zip(buckets, rows, strict=True)
+    ]
+    found: dict[int, list[Any]] = {bucket: [] for bucket in range(BUCKETS)}
+    for packed in pack(given_batches, ROWS, "time", size_max):
+        assert len(set(packed.column("bucket").to_pylist())) == packed.num_rows
+        for bucket, message, latest in zip(*(column.to_pylist() for column in packed.columns), strict=True):
+            part = from_messages([message], ROWS)
+            found[bucket] += part.to_pylist()
+            assert latest == max(part.column("time").to_pylist())
+    for bucket, its in found.items():
+        assert its == batch([row for row, of in zip(rows, buckets, strict=True) if of == bucket]).to_pylist()
+    assert from_messages([], ROWS).num_rows == 0
+
+
+def test_late_rows_are_dropped_and_event_time_timeouts_are_due_behind_the_watermark() -> None:
+    called: list[tuple[str, list[int], bool]] = []
+
+    def note(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> None:
+        called.append((key, rows.column("value").to_pylist(), state.timed_out))
+        state.update(START)
+        if not state.timed_out:
+            state.set_timeout_at(100)
+
+    by_event = settings_of(Timeout.EVENT_TIME, event_time="time")
+    state = empty(pa.string(), by_event.value)
+    rows = [("a", "x", 1, 10, 50), ("a", "x", 2, 20, 51), ("b", "x", 3, 30, 50)]
+    done = step(note, by_event, state, batch(rows), Times(0, 50))
+    assert called == [("a", [20], False)] and done.wake_ms == 100
+    done = step(note, by_event, done.state, batch([]), Times(10_000, 99))
+    assert len(called) == 1 and done.wake_ms == 100
+    with pytest.raises(KeyedError, match="not after the watermark"):
+        step(note, by_event, done.state, batch([("a", "x", 4, 40, 200)]), Times(0, 100))
+    done = step(note, by_event, done.state, batch([]), Times(0, 100))
+    assert called[2:] == [("a", [], True)] and done.wake_ms is None
+
+
+def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:
+    kind = settings_of().value
+    done = step(follow, settings_of(), empty(pa.string(), kind), batch([("a", "x", 1, 1, 0)]), Times(0))
+    stored = encode(done.state, BUCKETS)
+    wider = pa.struct([*kind, pa.field("more", pa.string())])
+    assert contents(decode(stored, BUCKETS, pa.string(), wider)) == {"a": (1, 152, None)}
+    for arguments, says in [
+        ((BUCKETS + 1, pa.string(), kind), f"made with buckets={BUCKETS}"),
+        ((BUCKETS, pa.binary(), kind), "keys of type string; the rows have binary"),
+        ((BUCKETS, pa.string(), pa.struct(list(kind)[:1])), "has a field digest"),
+        ((BUCKETS, pa.string(), pa.struct({"count": pa.string(), "digest": pa.int64()})), "field count .* is int64"),
+    ]:
+        with pytest.raises(KeyedError, match=says):
+            decode(stored, *arguments)
+    with pytest.raises(KeyedError, match="version 9"):
+        decode((9, *stored[1:]), BUCKETS, pa.string(), kind)
+
+
+@pytest.mark.parametrize(
+    ("row", "returns", "says"),
+    [
+        ((None, "x", 1, 1, 0), None, "column key of a row is null"),
+        (("a", None, 1, 1, 0), None, "column topic of a row is null"),
+        (("a", "x", None, 1, 0), None, "column sequence of a row is null"),
+        (("a", "x", 1, 1, 0), ("a", 1), r"has 2 fields, \('a', 1\); there are 3: key, count, digest"),
+        (("a", "x", 1, 1, 0), ("a", "one", 1), "field count must be int64"),
+        (("a", "x", 1, 1, 0), pa.record_batch({"key": ["a"]}), "key 'a' have no column count"),
+    ],
+)
+def test_what_does_not_fit_is_a_sentence(row: Any, returns: Any, says: str) -> None:
+    of = settings_of()
+    with pytest.raises(KeyedError, match=says):
+        step(lambda *_: returns, of, empty(pa.string(), of.value), batch([row]), Times(0))
