@@ -11,6 +11,8 @@ import pytest
 
 from anabranch.client.sync import Admin, Producer
 from anabranch.spark.keyed import KeyedError, KeyState, Timeout, keyed
+from anabranch.spark.keyed.bucket import Times
+from tests.support.examples import python_examples
 from tests.support.thorough import THOROUGH
 
 if TYPE_CHECKING:
@@ -199,3 +201,13 @@ def test_wrong_arguments_are_sentences(spark: SparkSession, columns: str, argume
     given: dict[str, Any] = {"state": Digest, "output": "key string", **arguments}
     with pytest.raises(KeyedError, match=says):
         spark.range(1).selectExpr(*columns.split(", ")).transform(keyed(follow, **given))
+
+
+def test_the_example_of_the_guide_can_be_planned(spark: SparkSession, address: str) -> None:
+    example = next(each for each in python_examples("docs/spark.md", address) if "KeyState[Balance]" in each)
+    names: dict[str, Any] = {"spark": spark, "options": Flow(address, "booked").options()}
+    exec(compile(example, "docs/spark.md", "exec"), names)
+    assert names["balances"].isStreaming and names["balances"].columns == ["account", "bookings", "amount"]
+    state = KeyState(names["Balance"](1, 2.0), False, Times(0), names["balances"])
+    rows = pa.record_batch({"amount": [1.0, 0.5]})
+    assert names["book"]("ann", rows, state) == ("ann", 3, 3.5) and state.value == (3, 3.5)
