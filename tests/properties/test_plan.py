@@ -26,6 +26,7 @@ from anabranch.spark.plan import (
     plan_tasks,
     plan_to_json,
     verify,
+    verify_history,
 )
 from tests.properties.recursive_gates import direct_parent_rule
 from tests.support.thorough import thorough
@@ -83,11 +84,16 @@ class Topic:
                 return
             self.removed[p] = self.logs.pop(p).end
 
-    def look(self, *, ordered: bool = True) -> TopicSnapshot:
-        ends = tuple({p: end for p, end in ends.items() if p in self.logs} for ends in self.ends)
-        lineage = self.lineage_class.of_ends(self.initial, self.counts, ends)
-        starts = {p: log.start for p, log in self.logs.items()}
-        return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in self.logs.items()}, ordered)
+    def look(self, *, ordered: bool = True, stale: bool = False) -> TopicSnapshot:
+        """The topic now; if `stale`, with the layouts before the last resize, as a planner that breaks its rule."""
+        logs, counts, all_ends = self.logs, self.counts, self.ends
+        if stale and all_ends:
+            logs = {p: log for p, log in logs.items() if p in all_ends[-1]}
+            counts, all_ends = counts[:-1], all_ends[:-1]
+        ends = tuple({p: end for p, end in ends.items() if p in logs} for ends in all_ends)
+        lineage = self.lineage_class.of_ends(self.initial, counts, ends)
+        starts = {p: log.start for p, log in logs.items()}
+        return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in logs.items()}, ordered)
 
 
 class Query:
@@ -100,11 +106,14 @@ class Query:
         self.offsets: dict[str, TopicOffsets] = {}
         self.delivered: dict[int, list[int]] = {}
         self.problems: list[str] = []
+        self.plans: list[str] = []
         self.in_order = True
+        self.was_stale = False
 
-    def batch(self, limit: int | None) -> bool:
+    def batch(self, limit: int | None, *, stale: bool = False) -> bool:
         """Run a micro-batch; False if there was nothing to run."""
-        look = self.topic.look(ordered=self.ordered)
+        look = self.topic.look(ordered=self.ordered, stale=stale)
+        self.was_stale |= stale
         looks = {TOPIC: look}
         planned = extent(looks, self.offsets, limit)
         if not planned.advances:
@@ -117,6 +126,7 @@ class Query:
         tasks = plan_tasks(looks, start, end, self.splitting)
         line = plan_to_json(looks, start, end, tasks, by_key=self.splitting.by_key)
         self.problems += verify(line)
+        self.plans.append(line)
         self.run(tasks)
         self.offsets = offsets_from_json(offsets_to_json(planned.end))
         return True
@@ -143,9 +153,13 @@ class Query:
                 key, sent = log.records[offset - log.start]
                 layout = read.layouts[sum(cut <= offset for cut in read.cuts)]
                 sequence = layout << 48 | offset
-                assert sequence == lineage.sequence(read.partition, offset)
+                assert self.was_stale or sequence == lineage.sequence(read.partition, offset)
                 if low <= spread(key, self.topic.initial) <= high:
                     yield key, sent, sequence
+
+    def got(self) -> set[int]:
+        """What was delivered."""
+        return {number for numbers in self.delivered.values() for number in numbers}
 
     def verdict(self) -> tuple[bool, bool]:
         """Whether every key came in order, and whether everything came once that retention left."""
@@ -163,8 +177,8 @@ def random_splitting(chance: random.Random) -> Splitting:
     )
 
 
-def history(seed: int, lineage_class: type[Lineage] = Lineage) -> Query:
-    """Run one random history to its end."""
+def history(seed: int, lineage_class: type[Lineage] = Lineage, *, stale: float = 0.0) -> Query:
+    """Run one random history to its end; with a chance of `stale` a micro-batch does not know of the last resize."""
     chance = random.Random(seed)
     initial = chance.randint(1, 3)
     topic = Topic(initial, lineage_class)
@@ -179,11 +193,14 @@ def history(seed: int, lineage_class: type[Lineage] = Lineage) -> Query:
             if count != topic.counts[-1]:
                 topic.resize(count)
         elif act < 0.92:
-            query.batch(chance.choice([None, 1, 2, 5]))
+            query.batch(chance.choice([None, 1, 2, 5]), stale=bool(stale) and chance.random() < stale)
         else:
             partition = chance.choice(sorted(topic.logs))
             position = query.offsets[TOPIC].offsets.get(partition, 0) if query.offsets else 0
             topic.expire(partition, position if act < 0.97 else chance.randint(0, topic.logs[partition].end))
+    if stale:  # No plan can be judged by what no later one knows.
+        query.batch(None)
+        topic.send(keys[0])
     batches = 0
     while query.batch(chance.choice([None, None, 3])):
         batches += 1
@@ -217,6 +234,45 @@ def test_every_key_comes_in_order_and_once_through_any_history(block: int) -> No
         query = history(seed)
         assert query.verdict() == (True, True), f"history({seed})"
         assert query.problems == [], f"history({seed})"
+        found = verify_history(again(query.plans, random.Random(seed)))
+        assert all(says_deleted(each.problem) for each in found.problems), f"history({seed})"
+        assert not found.problems or not query.topic.expired <= query.got(), f"history({seed})"
+
+
+def says_deleted(problem: str) -> bool:
+    return "were deleted before they were read" in problem or "were never read" in problem
+
+
+def again(plans: list[str], chance: random.Random) -> list[str]:
+    """The plans of a query that is restarted now and then, when the last micro-batch is planned again."""
+    return [plan for plan in plans for _ in range(chance.choice([1, 1, 2]))]
+
+
+def test_the_history_shows_a_micro_batch_that_is_missing_comes_twice_or_too_early() -> None:
+    looked = 0
+    for seed in range(250):
+        query = history(seed)
+        plans = query.plans
+        if len(plans) > 3 and not query.topic.expired:
+            place = 1 + seed % (len(plans) - 2)
+            before, plan, after = plans[:place], plans[place], plans[place + 1 :]
+            for wrong in ([*before, *after], [*before, plan, *after, plan], [*before, after[0], plan, *after[1:]]):
+                assert verify_history(wrong).problems, f"history({seed})"
+            looked += 1
+    assert looked > 30
+
+
+def test_a_planner_that_learns_of_resizes_late_breaks_order_and_only_the_history_says_so() -> None:
+    broken = proved = 0
+    for seed in range(300):
+        query = history(seed, stale=0.5)
+        in_order, _ = query.verdict()
+        found = verify_history(query.plans)
+        broken += not in_order
+        proved += bool(found.problems) and not query.problems
+        assert in_order or found.problems or query.topic.expired, f"history({seed}) broke order and its plans passed"
+    assert broken >= 30
+    assert proved >= broken
 
 
 @pytest.mark.parametrize(("planner", "broken_min"), [(NoGates, 100), (DirectParent, 10)])

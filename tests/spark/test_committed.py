@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Producer
+from anabranch.spark.plan import verify_history
 from tests.spark.flow import KEYS, Flow, MicroBatches, batch_read
 
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
@@ -64,9 +66,10 @@ def through_resizes(flow: Flow) -> Iterator[None]:
 
 @pytest.mark.parametrize("options", [{}, {"split": "offset"}, {"minPartitions": "7"}], ids=["key", "offset", "ranges"])
 def test_a_stream_holds_back_what_waits_for_a_transaction_and_never_sees_what_is_aborted(
-    address: str, flow: Flow, options: dict[str, str]
+    address: str, flow: Flow, options: dict[str, str], tmp_path: Path
 ) -> None:
-    stream, seen = MicroBatches(address, flow.topic, **options), []
+    plans = tmp_path / "plans"
+    stream, seen = MicroBatches(address, flow.topic, planLog=str(plans), **options), []
     for _ in through_resizes(flow):
         keys = stream.all_available()
         assert all(keys[key] == expected[: len(keys[key])] for key, expected in flow.expected().items())
@@ -75,6 +78,8 @@ def test_a_stream_holds_back_what_waits_for_a_transaction_and_never_sees_what_is
     assert stream.keys == flow.expected()
     # Of each key nothing while one transaction is open, whatever follows it in other partitions; then all at once.
     assert seen == [200, 200, 200, 200, 600, 600, 1000]
+    found = verify_history(plans.read_text().splitlines())
+    assert (found.plans, found.problems) == (stream.batches, ())
 
 
 def test_a_batch_ends_where_the_first_transaction_is_open_and_counts_none_that_was_aborted(
@@ -91,20 +96,21 @@ def test_a_batch_ends_where_the_first_transaction_is_open_and_counts_none_that_w
 
 
 def test_a_stream_of_uncommitted_records_that_turns_to_committed_ones_reads_none_twice_and_loses_none(
-    address: str, flow: Flow
+    address: str, flow: Flow, tmp_path: Path
 ) -> None:
-    before = MicroBatches(address, flow.topic, **UNCOMMITTED)
+    before = MicroBatches(address, flow.topic, planLog=str(tmp_path / "plans"), **UNCOMMITTED)
     flow.send(200)
     with begun(flow, "open") as producer:
         flow.send(200, producer)
         assert before.all_available() == flow.expected()
-        after = MicroBatches(address, flow.topic, before.offset)
+        after = MicroBatches(address, flow.topic, before.offset, planLog=str(tmp_path / "plans"))
         assert after.all_available() == {}
         producer.commit_transaction()
     flow.send(200)
     for key, values in after.all_available().items():
         before.keys[key] += values
     assert before.keys == flow.expected()
+    assert verify_history((tmp_path / "plans").read_text().splitlines()).problems == ()
     before.close()
     after.close()
 

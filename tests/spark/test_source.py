@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -105,22 +109,35 @@ def test_a_stream_keeps_every_key_in_order_through_resizes(
 def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
     spark: SparkSession, address: str, flow: Flow, checkpoint: str
 ) -> None:
-    seen = Seen()
+    seen, plans = Seen(), f"{checkpoint}.plans"
     flow.send(1_000)
     flow.resize(5)
     flow.send(1_000)
     for count in (2, 7):
-        df = stream(spark, address, flow.topic, maxOffsetsPerTrigger="700")
+        df = stream(spark, address, flow.topic, maxOffsetsPerTrigger="700", planLog=plans)
         query = df.writeStream.foreachBatch(seen.take).option("checkpointLocation", checkpoint)
         running = query.trigger(availableNow=True).start()
         running.awaitTermination(120)
         assert seen.keys == flow.expected()
         flow.resize(count)
         flow.send(1_000)
-    running = start(stream(spark, address, flow.topic), seen, checkpoint)
+    running = start(stream(spark, address, flow.topic, planLog=plans), seen, checkpoint)
     running.processAllAvailable()
     running.stop()
     assert seen.keys == flow.expected()
+    lines = Path(plans).read_text().splitlines(keepends=True)
+    assert len(lines) == seen.batches
+    assert verified(plans) == (0, {"plans": seen.batches, "problems": [], "torn": []})
+    Path(plans).write_text("".join(lines[:2] + lines[3:]))
+    code, found = verified(plans)
+    assert code == 1 and all("are read by no micro-batch" in each["problem"] for each in found["problems"])
+
+
+def verified(plans: str) -> tuple[int, Any]:
+    """The exit code of `anabranch verify-plan`, and what it says."""
+    command = [sys.executable, "-m", "anabranch.cli", "verify-plan", plans, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, json.loads(done.stdout)
 
 
 def test_a_stream_reads_what_is_committed_and_waits_for_a_transaction_that_a_resize_found_open(

@@ -17,29 +17,26 @@ def verify_plan(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check by brute force that the micro-batches of a logged query plan keep every key in order."""
-    from anabranch.spark.plan import verify
+    """Check by brute force that the logged plans of a query keep every key in order, and leave nothing out."""
+    from anabranch.spark.plan import verify_history
 
     try:
         lines = sys.stdin.readlines() if source == "-" else open(source, encoding="utf-8").readlines()  # noqa: SIM115
     except OSError as error:
         raise AnabranchError(f"{source} cannot be read: {error.strerror}.") from error
-    checked, wrong = 0, []
-    for number, line in enumerate(lines, 1):
-        start = line.find("{")
-        if start < 0:
-            continue
-        try:
-            problems = verify(line[start:])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise AnabranchError(f"{source}, line {number}: not a plan: {error}") from error
-        checked += 1
-        wrong += [{"line": number, "problem": problem} for problem in problems]
+    try:
+        found = verify_history(lines)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise AnabranchError(f"{source} has JSON that is not a plan: {type(error).__name__} {error}") from error
+    checked = found.plans
+    wrong = [{"line": each.line, "problem": each.problem} for each in found.problems]
     if as_json:
-        print_json({"plans": checked, "problems": wrong})
+        print_json({"plans": checked, "problems": wrong, "torn": list(found.torn)})
     else:
         for problem in wrong:
             typer.echo(f"line {problem['line']}: {problem['problem']}")
+        for line in found.torn:
+            typer.echo(f"line {line} ends in the middle, as after a crash: no plan")
         typer.echo(f"{checked} plans checked, {len(wrong)} problems.")
     if wrong or not checked:
         raise typer.Exit(1)

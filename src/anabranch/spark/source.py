@@ -9,6 +9,7 @@ partitions are dropped; neither fails a query. Unread records that were deleted 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -160,8 +161,7 @@ class _Reader:
             line = plan_to_json(snapshots, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
             plans.info("%s", line)
             if path:
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+                _append(path, line)
         keys = self.settings.keys
         return [TaskPartition(task) for task in tasks if keys is None or keys_within(task, keys)]
 
@@ -171,6 +171,16 @@ class _Reader:
             raise DataLossError(losses)
         for loss in losses:
             log.warning("Records were lost before this query read them: %s", loss)
+
+
+def _append(path: str, line: str) -> None:
+    """Append a line to a file, after the end of one that a crash has torn."""
+    with open(path, "ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read() != b"\n":
+                line = "\n" + line
+        file.write(f"{line}\n".encode())
 
 
 def _columns(schema: StructType, options: Options) -> tuple[str, ...]:
@@ -314,8 +324,10 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
-        snapshots = self._snapshots if self._snapshots is not None else self._read_snapshots()
         begin, finish = offsets_from_json(start), offsets_from_json(end)
+        snapshots = self._snapshots
+        if snapshots is None:
+            snapshots = self._read_snapshots({topic: each.offsets for topic, each in finish.items()})
         self._report(lost_between(snapshots, begin, finish))
         first = {topic: known.offsets for topic, known in begin.items()}
         last = {topic: known.offsets for topic, known in finish.items()}

@@ -232,4 +232,4 @@ def test_the_checker_finds_what_is_wrong_with_a_plan() -> None:
     assert verify(plan_to_json({"t": look}, start, good_end, [], by_key=True))
     assert verify(line.replace('["t",0,0,3]', '["t",0,0,2]'))
     assert verify(line.replace('"log_end":{"0":3', '"log_end":{"0":2'))
-    assert verify('{"version":99}') == ["this is not a plan of version 2"]
+    assert verify('{"version":99}') == ["this is not a plan of version 3"]

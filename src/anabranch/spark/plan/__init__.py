@@ -13,6 +13,7 @@ against the definition of placement alone, not against the gates that made it.
 """
 
 from anabranch.spark.plan.extent import Extent, extent, share
+from anabranch.spark.plan.history import History, Problem, verify_history
 from anabranch.spark.plan.offsets import (
     DataLossError,
     Loss,
@@ -35,9 +36,11 @@ __all__ = [
     "WHOLE",
     "DataLossError",
     "Extent",
+    "History",
     "KeyRange",
     "Loss",
     "Offsets",
+    "Problem",
     "QueryPositions",
     "Read",
     "Splitting",
@@ -56,4 +59,5 @@ __all__ = [
     "report",
     "share",
     "verify",
+    "verify_history",
 ]

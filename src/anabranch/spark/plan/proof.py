@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise, permutations
+from itertools import chain, pairwise, permutations
 from typing import Any, NamedTuple
 
 from anabranch.machines.placement import level_size, place
@@ -30,7 +31,11 @@ def verify(line: str) -> list[str]:
     The check is by brute force over the classes of keys that every layout places alike: for each class, find the
     segments that can hold its records, and check whether a task, or this batch, reads them out of order.
     """
-    plan = json.loads(line)
+    return verify_plan(json.loads(line))
+
+
+def verify_plan(plan: Mapping[str, Any]) -> list[str]:
+    """Check a plan as `verify` does, parsed from its JSON."""
     if plan.get("version") != PLAN_VERSION:
         return [f"this is not a plan of version {PLAN_VERSION}"]
     tasks = [(KeyRange(*task["keys"]), [tuple(read) for read in task["reads"]]) for task in plan["tasks"]]
@@ -65,9 +70,12 @@ def _verify_topic(
         return problems
     initial, counts = known["initial"], known["counts"]
     wrong: dict[str, None] = {}
+    placed: defaultdict[tuple[int, int], list[_Piece]] = defaultdict(list)
+    for piece in pieces:
+        placed[piece.layout, piece.partition].append(piece)
     for key_class in range(2 * level_size(max(counts), initial)):
         path = [place(key_class, initial, count) for count in counts]
-        mine = [piece for piece in pieces if path[piece.layout] == piece.partition]
+        mine = list(chain.from_iterable(placed.get(where, ()) for where in enumerate(path)))
         if not whole:
             wrong.update(dict.fromkeys(_verify_batch(topic, path, mine, segments, start)))
         if by_key:

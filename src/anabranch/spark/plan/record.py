@@ -10,7 +10,7 @@ from anabranch.machines.lineage import BEYOND
 from anabranch.spark.plan.offsets import TopicSnapshot
 from anabranch.spark.plan.tasks import Task
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 
 
 def plan_to_json(
@@ -28,14 +28,16 @@ def plan_to_json(
         begin, finish = start.get(topic, {}), end.get(topic, {})
         read = sorted(snapshot.starts.keys() & finish.keys())
         positions = {p: max(snapshot.starts[p], begin.get(p, snapshot.starts[p])) for p in read}
+        high = snapshot.high_watermarks or {}
         topics[topic] = {
+            "id": snapshot.topic_id,
             "ordered": snapshot.ordered,
             "initial": snapshot.lineage.initial,
             "counts": snapshot.lineage.counts,
             "first": snapshot.lineage.first,
             "cuts": {str(p): list(zip(*cuts, strict=True)) for p, cuts in sorted(snapshot.lineage.cuts.items())},
             "log_start": {str(p): snapshot.starts[p] for p in sorted(snapshot.starts)},
-            "log_end": {str(p): snapshot.ends[p] for p in sorted(snapshot.ends)},
+            "log_end": {str(p): max(snapshot.ends[p], high.get(p, 0)) for p in sorted(snapshot.ends)},
             "start": {str(p): offset for p, offset in positions.items()},
             "end": {str(p): max(offset, finish[p]) for p, offset in positions.items()},
             "closed": {} if whole else _closed_gates(snapshot, positions),
