@@ -225,6 +225,19 @@ def test_a_bomb_is_refused_and_what_comes_before_it_is_bounded(compiled: Scatter
         assert len(found.data[0]) > 5_000_000
 
 
+def test_a_compressed_batch_behind_one_that_needed_more_room_is_given_its_own_records(compiled: Scatter) -> None:
+    """The first one expands to more than there was room for; then a plain one does not fit behind it."""
+    batches = [
+        model.Batch(0, (model.Row(0, 1, b"k", b"a" * 300_000),), codec=4),
+        model.Batch(1, (model.Row(1, 1, b"k", b"b" * 300_000),)),
+        model.Batch(2, (model.Row(2, 1, b"k", b"c" * 300),), codec=1),
+        model.Batch(3, (model.Row(3, 1, b"k", b"d" * 300),)),
+    ]
+    selection = Selection((Cell(0, SPACE_END, 0),), 1)
+    found = compiled(memoryview(b"".join(map(model.encode, batches))), selection, Spread(1, SPACE), **LIMITS)
+    assert [bytes(each) for each in found.data] == _expected(batches, selection, 1, SPACE)
+
+
 @settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 1 << 40))
 def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> None:

@@ -23,8 +23,11 @@ SIZE_MIN = 128 * 1024
 SIZE_MAX = 8 * 1024 * 1024
 PARTS_PER_DOUBLING = 4
 """Sizes that memory comes in: at most a quarter of new memory is not used."""
-SHELF_SIZE_MAX = 64 * 1024 * 1024
-"""Bytes on a shelf when memory comes back; threads that put some back at the same time may add a piece each."""
+SHELF_SIZE_MAX = 96 * 1024 * 1024
+"""Bytes on a shelf when memory comes back: about what four readers that share a partition, a little apart, have lent.
+
+Threads that put some back at the same time may add a piece each.
+"""
 STRETCH_SIZE = 8 * 1024 * 1024
 """Bytes of addresses that are made at a time."""
 

@@ -1,7 +1,7 @@
 """`records.filtering.scatter`, compiled: memory for the targets, and the calls of the kernel.
 
-Targets are written into memory that is lent, with room for a little more than they were given of the run before. Where
-that is not enough, not known, or too little to be lent, they are written into regions of one mapping, each as large as
+Targets are written into memory that is lent, with room for a little more than their part of the run before. Where that
+is not enough, not known, or too little to be lent, they are written into regions of one mapping, each as large as
 all of the input: pages that are not written take no memory. What is there is then copied out, exactly as much as it is.
 Where the processor has no instruction for checksums, they are taken here.
 """
@@ -9,6 +9,7 @@ Where the processor has no instruction for checksums, they are taken here.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import threading
 from functools import lru_cache
@@ -22,6 +23,7 @@ from anabranch.records.hashing import murmur2
 from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
+_LENGTH_AT, _COUNT_AT = 8, 57
 _RECORDS_AT, _RECORDS_END = 2, 3
 _STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28
 _GUIDE_BITS, _NOBODYS, _MIXED = 10, 0xFE, 0xFF
@@ -37,8 +39,9 @@ _KEPT_SIZE = 16 * 1024 * 1024
 """Bytes written into a mapping up to which it is kept as it is."""
 _STAGGER = 1088
 """Bytes between the places in a page at which regions begin: alike places would drive each other from caches."""
-_MARGIN = 1.15
-"""How much more a target is given room for than it had of the last run, beside two batches."""
+_MARGIN, _DEVIATIONS = 1.05, 3
+"""What a target is given room for: by how much its part may have grown, and by how many standard deviations chance may
+give it more records than that."""
 _USED_MIN = 0.6
 """The part of lent memory that must be used, or what is in it is copied into less."""
 _CRC_PIECES = 1024, 128
@@ -187,9 +190,15 @@ class _Pass:
     def _lend(self) -> bool:
         """Give each target memory that is lent, if that is likely to do."""
         size = len(self._batches)
-        slack = 2 * (int.from_bytes(self._batches[8:LENGTH_END], "big") + LENGTH_END) + mmap.PAGESIZE
-        rooms = [int(part * size * _MARGIN) + slack for part in self._prepared.parts]
-        if not rooms or min(rooms) < max(SIZE_MIN, 2 * slack) or max(rooms) > SIZE_MAX:
+        if size < LENGTH_END + HEADER_SIZE:
+            return False
+        length, count = (int.from_bytes(self._batches[at : at + 4], "big") for at in (_LENGTH_AT, _COUNT_AT))
+        record_size = length / max(1, count)
+        rooms = [
+            int(part * size * _MARGIN + _DEVIATIONS * math.sqrt(part * size * record_size)) + 2 * mmap.PAGESIZE
+            for part in self._prepared.parts
+        ]
+        if not rooms or min(rooms) < SIZE_MIN or max(rooms) > SIZE_MAX:
             return False
         for target, room in enumerate(rooms):
             lent = self._shelf.take(room)[target * _STAGGER % mmap.PAGESIZE :]
@@ -220,12 +229,12 @@ class _Pass:
         sheet[_RECORDS_END] = sheet[_RECORDS_AT] + len(plain)
 
     def make_room(self, position: int) -> None:
-        """Go on at a batch that may not fit into what is left of the regions."""
+        """Go on at a batch that does not fit into what is left: with regions as large as all of the input."""
         sheet = self._own.sheet
         self._drain()
         sheet[0] = self.at + position
-        needed = sheet[_RECORDS_END] - sheet[_RECORDS_AT] + HEADER_SIZE + _SLACK
-        self._regions(max(needed, self._room))
+        given = sheet[_RECORDS_END] - sheet[_RECORDS_AT] if sheet[_RECORDS_AT] else 0
+        self._regions(max(given + HEADER_SIZE + _SLACK, self._room))
 
     def _drain(self) -> None:
         if self._lent:
@@ -259,7 +268,7 @@ class _Pass:
             self._load.bytes = [a + b for a, b in zip(self._load.bytes, found[1::2], strict=True)]
         data = [self._joined(parts) for parts in self._parts]
         if position:
-            self._prepared.parts[:] = [min(1.0, len(each) / position) for each in data]
+            self._prepared.parts[:] = [len(each) / position for each in data]
         records = [self._targets[target * _TARGET_FIELDS + 2] for target in range(self._count)]
         return Scattered(data, records, self._own.sheet[_NEXT_OFFSET], position, expanded_size)
 

@@ -234,7 +234,7 @@ def _close(target: int, batch: int, tables: int) -> None:
 def scatter(sheet: int) -> int:
     """Scatter whole batches from AT to END; return DONE, or why the batch at STOPPED_AT was not scattered.
 
-    COMPRESSED: its records must be given, expanded. FULL: it may not fit into a target. MALFORMED: its records are not
+    COMPRESSED: its records must be given, expanded. FULL: it does not fit into a target. MALFORMED: its records are not
     sound, and what its targets were given of it does not count.
     """
     at = i64(sheet + 8 * AT)
@@ -283,7 +283,9 @@ def scatter(sheet: int) -> int:
             record = given_at
             records_end = i64(sheet + 8 * RECORDS_END)
             given_at = 0
-        needed = HEADER_SIZE + records_end - record + SLACK
+        needed = HEADER_SIZE + SLACK
+        if whole or histogram != 0:  # Of a batch that is begun again, records would count twice.
+            needed += records_end - record
         target = targets
         while target < targets_end:
             made = i64(target + TARGET_AT)
@@ -343,6 +345,8 @@ def scatter(sheet: int) -> int:
                 if chosen < NOBODYS:
                     target = targets + chosen * TARGET_SIZE
                     to = i64(target + TARGET_WRITTEN_TO)
+                    if record_end - record > i64(target + TARGET_END) - SLACK - to:
+                        return FULL
                     _move(to, record, record_end - record)
                     put64(target + TARGET_WRITTEN_TO, to + record_end - record)
                     put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
@@ -352,5 +356,6 @@ def scatter(sheet: int) -> int:
                 if i64(target + TARGET_BATCH_RECORDS) > 0:
                     _close(target, at, tables)
                 target += TARGET_SIZE
+        put64(sheet + 8 * RECORDS_AT, 0)  # What was given was this batch's.
         put64(sheet + 8 * NEXT_OFFSET, base_offset + be32(at + _LAST_DELTA_AT) + 1)
         at += size

@@ -42,6 +42,8 @@ BLOCK_SIZE_MAX = 4 * 1024 * 1024
 """Bytes that one pass filters where more is asked for: what a pass costs beside the filtering is for all of them."""
 LOOKED_AT_MAX = 16 * 1024 * 1024
 """Bytes of the log that are filtered for one answer; the reader goes on where it says that it ended."""
+FULL_ENOUGH = 7, 8
+"""The part of what there is room for that an answer is sent with: a pass for the rest would be small, and cut."""
 INLINE_SIZE = 32 * 1024
 """Bytes of a block that the event loop filters itself, in less than 50 µs."""
 BOOKS_MAX = 10_000
@@ -140,8 +142,9 @@ class Filters:
         book.sharers.began(asked, offset, self._clock.monotonic_ms())
         parts: list[memoryview] = []
         at, size, looked_at = offset, 0, 0
+        enough = size_max * FULL_ENOUGH[0] // FULL_ENOUGH[1]
         try:
-            while at < limit and looked_at < LOOKED_AT_MAX and (size < size_max or not size):
+            while at < limit and looked_at < LOOKED_AT_MAX and (size < enough or not size):
                 async with book.lock:
                     piece = self.kept.take(log, asked, at)
                     if piece is None:
@@ -194,7 +197,8 @@ class Filters:
         idle = partition.settings.keeps_others_records
         others = book.sharers.others(asked, offset, self._clock.monotonic_ms(), idle=idle)
         everyone = disjoint(asked, (each for each in others if self.kept.room_for(log, each)))
-        block_size = max(BLOCK_SIZE, min(wanted * len(everyone), BLOCK_SIZE_MAX))
+        likely = wanted * len(everyone) * 15 // 16  # A little less: what there is no room for must be cut off.
+        block_size = max(BLOCK_SIZE, min(likely, BLOCK_SIZE_MAX))
         block = await fetched(partition.log.read(offset, block_size, end=end))
         if block is None:
             return Piece(offset, end, memoryview(b"")), 0
