@@ -121,23 +121,36 @@ def test_a_query_that_is_stopped_in_the_middle_goes_on_where_it_was(
         assert seen.keys == flow.expected()
         flow.resize(count)
         flow.send(1_000)
-    running = start(stream(spark, address, flow.topic, planLog=plans), seen, checkpoint)
+    # As if Spark's own Kafka source had come so far.
+    as_of_kafka_source(Path(checkpoint))
+    convert = ("convert-checkpoint", checkpoint, f"{checkpoint}.new", "-b", address, "--json")
+    code, told = command(*convert)
+    assert (code, told["topics"], told["unfinished"], told["removed"]) == (0, [flow.topic], None, {})
+    running = start(stream(spark, address, flow.topic, planLog=plans), seen, f"{checkpoint}.new")
     running.processAllAvailable()
     running.stop()
     assert seen.keys == flow.expected()
     lines = Path(plans).read_text().splitlines(keepends=True)
     assert len(lines) == seen.batches
-    assert verified(plans) == (0, {"plans": seen.batches, "problems": [], "torn": []})
+    assert command("verify-plan", plans, "--json") == (0, {"plans": seen.batches, "problems": [], "torn": []})
     Path(plans).write_text("".join(lines[:2] + lines[3:]))
-    code, found = verified(plans)
+    code, found = command("verify-plan", plans, "--json")
     assert code == 1 and all("are read by no micro-batch" in each["problem"] for each in found["problems"])
 
 
-def verified(plans: str) -> tuple[int, Any]:
-    """The exit code of `anabranch verify-plan`, and what it says."""
-    command = [sys.executable, "-m", "anabranch.cli", "verify-plan", plans, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def command(*arguments: str) -> tuple[int, Any]:
+    """The exit code of a command, and its JSON."""
+    line = [sys.executable, "-m", "anabranch.cli", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, json.loads(done.stdout)
+
+
+def as_of_kafka_source(checkpoint: Path) -> None:
+    """Write the offsets of a checkpoint as Spark's Kafka source does."""
+    for file in (checkpoint / "offsets").glob("[0-9]*"):
+        *header, line = file.read_text().split("\n")
+        offsets = {topic: known["offsets"] for topic, known in json.loads(line).items()}
+        file.write_text("\n".join([*header, json.dumps(offsets, separators=(",", ":"))]))
 
 
 def test_a_stream_reads_what_is_committed_and_waits_for_a_transaction_that_a_resize_found_open(

@@ -10,6 +10,7 @@ import typer
 from anabranch import __version__
 from anabranch.base.errors import AnabranchError
 from anabranch.cli import group, topic
+from anabranch.cli.checkpoint import convert_checkpoint
 from anabranch.cli.consume import consume
 from anabranch.cli.demo import demo
 from anabranch.cli.explain import explain
@@ -31,6 +32,7 @@ app.command()(explain)
 app.command()(demo)
 app.command()(repair)
 app.command(name="verify-plan")(verify_plan)
+app.command(name="convert-checkpoint")(convert_checkpoint)
 
 
 def _print_version(requested: bool) -> None:

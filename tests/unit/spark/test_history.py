@@ -102,6 +102,11 @@ def test_a_plan_is_proved_with_the_cuts_that_it_did_not_know() -> None:
     assert problems(in_time, plan(look(returned, {0: 9, 1: 4}), {0: (7, 7), 1: (0, 4)})) == []
 
 
+def test_a_position_beyond_the_last_stable_offset_is_within_the_log() -> None:
+    waiting = look(Lineage.flat(2), {0: 5, 1: 9}, high_watermarks={0: 9, 1: 9})
+    assert problems(plan(waiting, {0: (7, 7), 1: (0, 9)})) == []
+
+
 def test_batch_queries_are_proved_one_by_one() -> None:
     batch = plan(look(TWO, {0: 9, 1: 4}), {0: (0, 9), 1: (0, 4)}, whole=True)
     assert verify_history([FIRST, batch, SECOND, batch]) == verify_history([batch, batch, FIRST, SECOND])
