@@ -8,6 +8,7 @@ from pathlib import Path
 from anabranch.machines.groups.image import Image
 from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -78,6 +79,38 @@ def test_an_image_follows_topics_through_their_lives(tmp_path: Path) -> None:
             image = await after(client.call, gone)
             assert list(image.by_name) == ["other"]
             assert [it.version for it in seen] == sorted(it.version for it in seen)
+        finally:
+            client.close()
+            assert await broker.stop()
+
+    asyncio.run(story())
+
+
+def test_a_coordinator_hears_of_a_resize_before_any_request_of_a_client_that_knows_of_it(tmp_path: Path) -> None:
+    """Were it to come first, a `latest` member that was handed a new partition would begin at its end."""
+
+    async def story() -> None:
+        settings = {"listeners": "127.0.0.1:0", "metrics.listener": "", "log.dirs": str(tmp_path), "durability": "os"}
+        broker = Broker(Settings.of(settings))
+        await broker.start()
+        client = await asyncio.to_thread(WireClient, broker.address.port)
+        seen: list[tuple[int, int]] = []
+
+        def look(update: object) -> None:  # Called when Metadata shows the resize, before anything else can run.
+            topic = broker.context.view.topic("t")
+            assert topic is not None
+            known = broker.context.groups.shard_of("g").machine.image.by_name["t"]
+            seen.append((topic.layouts[-1].count, len(known.partitions)))
+
+        try:
+            await asyncio.to_thread(client.create, "t", 2)
+            await asyncio.to_thread(client.call, FindCoordinatorRequest(coordinator_keys=["g"]))
+            while not broker.context.groups.shard_of("g").active:
+                await asyncio.sleep(0.01)
+            broker.context.view.watch(look)
+            await asyncio.to_thread(client.resize, "t", 4)
+            assert seen[-1][0] == 4
+            assert all(shown == known for shown, known in seen), seen
         finally:
             client.close()
             assert await broker.stop()

@@ -379,7 +379,11 @@ class Broker:
     def handle(
         self, request: Any, version: int, client_id: str, connection: int, on_reply: Callable[[Any], None]
     ) -> asyncio.Task[Any] | None:
-        """Have a handler answer, now or when the task ends that is given back. CloseConnectionError."""
+        """Have a handler answer, now or when the task ends that is given back. CloseConnectionError.
+
+        The coordinator has heard of all topics that clients can know: `Groups.shard_of` tells it before each request.
+        """
+        self.tell_topics()
         handler = ENDPOINTS[api_of(type(request)).key].handler
         context = RequestContext("User:ANONYMOUS", client_id, "host:1", connection, version)
         answer: Any = self.process.call(handler, self._context, request, context)

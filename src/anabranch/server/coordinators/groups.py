@@ -392,9 +392,14 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         return True
 
     def shard_of(self, key: str) -> Shard[Coordinator, CoordinatorRecord]:
-        """The shard that coordinates a group, told of all topics that Metadata shows. ApiError before it exists."""
+        """The shard that coordinates a group, told of all topics that Metadata shows. ApiError before it exists.
+
+        While very many topics have changed, it hears of them as soon as they have been looked at.
+        """
         shard = super().shard_of(key)
         if self._refreshing is not None:
+            if not self._newest_images().look(TOPICS_AT_A_TIME):
+                self._newest_images().newest()
             self._tell(shard)
         return shard
 
