@@ -454,7 +454,8 @@ class World:
         group = machine.groups.get(group_id)
         clients = [client for client in self.clients_of(group_id) if not client.has_nothing_to_read]
         for client in self.clients_of(group_id):
-            if client.has_nothing_to_read and self.now_ms < client.begun_ms + self.theme.metadata_age_ms:
+            learns_ms = max(client.begun_ms + self.theme.metadata_age_ms, client.told_ms)
+            if client.has_nothing_to_read and self.now_ms <= learns_ms:
                 return f"{client.name} has just begun, and does not know the topics yet"
         for client in clients:
             if not client.is_in or client.is_leaving or client.stuck_until_ms > self.now_ms:
