@@ -94,7 +94,7 @@ def _drained(df: DataFrame, rows: int) -> Round:
 def source(scale: Scale) -> list[Result]:
     """Rows a second of 100-byte values into Spark's noop sink, against one ready batch over and over."""
     rows = scale.choose(6_000_000, 100_000)
-    _workers()
+    use_this_checkout()
     with Anabranch(settings={"durability": "os"}) as broker:
         with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
             admin.create_topics("rows", partitions=TASKS)
@@ -127,7 +127,7 @@ def source(scale: Scale) -> list[Result]:
 def keys(scale: Scale) -> list[Result]:
     """Rows a second of a topic of which a filter on keys keeps a hundredth, against Spark's own Kafka source."""
     rows = scale.choose(3_000_000, 100_000)
-    _workers()
+    use_this_checkout()
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, fetch(CONNECTOR)))} pyspark-shell"
     with Anabranch(settings={"durability": "os"}) as broker:
         with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
@@ -162,7 +162,7 @@ def keys(scale: Scale) -> list[Result]:
             spark.stop()
 
 
-def _workers() -> None:
+def use_this_checkout() -> None:
     """Have Spark's Python workers run this interpreter and this checkout."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -109,7 +109,7 @@ class Followed:
         if self.twice:
             rows = rows.union(selected(reader.option("maxOffsetsPerTrigger", "500").load()))
         writer = rows.transform(FOLLOW).writeStream.foreachBatch(self._take)
-        return writer.outputMode("update").option("checkpointLocation", self.checkpoint).start()
+        return writer.option("checkpointLocation", self.checkpoint).start()
 
     def stop(self, query: StreamingQuery) -> None:
         query.processAllAvailable()
@@ -166,7 +166,6 @@ def test_timeouts_fire_by_either_clock(spark: SparkSession, address: str, checkp
         rows.selectExpr("*", f"{str(by_event).lower()} by_event")
         .transform(waiting)
         .writeStream.foreachBatch(lambda batch, _: found.extend((row.key, row["count"]) for row in batch.collect()))
-        .outputMode("update")
         .option("checkpointLocation", checkpoint)
         .trigger(processingTime="3 seconds")
         .start()

@@ -122,7 +122,7 @@ class AnabranchDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         """Return a writer for a streaming query."""
         if overwrite:
-            raise OptionError('A topic cannot be overwritten: use outputMode("append") or "update".')
+            raise OptionError('A topic cannot be overwritten: use outputMode("append").')
         return StreamWriter(parse_sink(self.options), schema)
 
 

@@ -51,7 +51,7 @@ def keyed(
     event_time: str | None = None,
     watermark: str | None = None,
     buckets: int = BUCKETS,
-    output_mode: str = "update",
+    output_mode: str = "append",
 ) -> Callable[[DataFrame], DataFrame]:
     """Return a transformation for `DataFrame.transform` that calls a function with each key's new rows, in order.
 
@@ -65,7 +65,8 @@ def keyed(
     tells the keys of the topic apart: the record's key, or a cast of it. `topic=None` says that all rows are of one
     topic. `timeout` allows timeouts by processing time, or by the event time of the column `event_time` with a
     `watermark` such as "10 minutes"; late rows are dropped. A key without rows and calls for `ttl_ms` is forgotten.
-    The keys share `buckets` states; the number stays with the checkpoint. `output_mode` is that of the query.
+    The keys share `buckets` states; the number stays with the checkpoint. `output_mode` is that of the
+    query: sinks in Python and files take `append` only.
 
     Raises `KeyedError` for arguments that do not fit each other or the frame.
     """
