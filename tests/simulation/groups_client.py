@@ -164,7 +164,7 @@ class FalseCluster:
 
     async def _delay(self) -> None:
         delay_ms = self._world.delay_ms()
-        self._client.told_ms = max(self._client.told_ms, self._world.now_ms + delay_ms)
+        self._client.told_ms = self._client.told_ms or self._world.now_ms + delay_ms
         await asyncio.sleep(delay_ms / 1000)
 
     async def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo | ApiError]:
@@ -299,8 +299,9 @@ class Client(InOrder):
         self.is_closing = False
         """Whether the driver is leaving."""
         self.stuck_until_ms = 0
-        self.told_ms = self.begun_ms = world.now_ms
-        """When the last answer about topics arrives, or has arrived; and when the process began."""
+        self.begun_ms = world.now_ms
+        self.told_ms = 0
+        """When the first answer about topics arrives, or has arrived; 0 before the question."""
         self.has_given_up = False
         """Whether the member has left with its partitions, because its application is stuck."""
         self.standing = Standing("", 0)

@@ -230,6 +230,7 @@ def stranger(world: World) -> None:
         )
     )
     version = 9 if isinstance(request, OffsetCommitRequest) else 1
+    broker.tell_topics()  # As any request does; what that writes is not the stranger's.
     end = broker.log.end
     world.say("a stranger says %s", request)
 
