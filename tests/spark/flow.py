@@ -52,9 +52,13 @@ class Flow:
 class MicroBatches:
     """A streaming reader as Spark's driver and executors call it, one micro-batch after the other, without Spark."""
 
-    def __init__(self, address: str, topic: str, offset: Any = None, **options: str) -> None:
+    def __init__(self, address: str, topic: str, offset: Any = None, **options: str | None) -> None:
         self.reader = StreamReader(for_stream(parse(_given(address, topic, options))), full_schema(headers=False))
-        self.offset = self.reader.initialOffset() if offset is None else offset
+        try:
+            self.offset = self.reader.initialOffset() if offset is None else offset
+        except BaseException:
+            self.reader.stop()
+            raise
         self.keys: dict[str, list[int]] = defaultdict(list)
         self.batches = 0
 
@@ -82,7 +86,7 @@ class MicroBatches:
 
 
 def batch_read(
-    address: str, topic: str, filters: Sequence[Filter] = (), *, left: Sequence[Filter] = (), **options: str
+    address: str, topic: str, filters: Sequence[Filter] = (), *, left: Sequence[Filter] = (), **options: str | None
 ) -> dict[str, list[int]]:
     """What the tasks of a batch query yield, one task after the other; `left` of the filters are Spark's."""
     given = _given(address, topic, options)
@@ -95,8 +99,11 @@ def batch_read(
     return dict(keys)
 
 
-def _given(address: str, topic: str, options: Mapping[str, str]) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": address, "subscribe": topic, "startingOffsets": "earliest", **options}
+def _given(address: str, topic: str, options: Mapping[str, str | None]) -> dict[str, str]:
+    """The options of a query that begins at the earliest offsets, unless they say otherwise; None leaves one out."""
+    starts = {} if any(name.startswith("starting") for name in options) else {"startingOffsets": "earliest"}
+    given = {"kafka.bootstrap.servers": address, "subscribe": topic, **starts, **options}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _take(reader: StreamReader | FilteringBatchReader, task: TaskPartition, keys: dict[str, list[int]]) -> None:

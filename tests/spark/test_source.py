@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from anabranch.client.sync import Admin, Producer
+from anabranch.spark import register
 from anabranch.spark.progress import PartitionProgress, partitions_of
 from tests.spark.flow import KEYS, Flow
 from tests.support.examples import python_examples
@@ -285,7 +287,7 @@ def test_records_that_are_gone_fail_the_query_and_say_which(
     flow.admin.delete_records({(flow.topic, number): span.end for number, span in _spans(flow).items()})
     flow.send(10)
     failing = start(stream(spark, address, flow.topic), seen, checkpoint)
-    with pytest.raises(Exception, match="lost") as failure:
+    with pytest.raises(PySparkException, match="lost") as failure:
         failing.processAllAvailable()
     assert flow.topic in str(failure.value)
 
@@ -300,9 +302,26 @@ def _spans(flow: Flow) -> Any:
         ({}, "subscribe"),
         ({"subscribe": "t", "startingOffset": "earliest"}, "startingOffsets"),
         ({"subscribe": "t", "ordering": "sideways"}, "ordering"),
+        ({"subscribe": "t", "startingOffsets": "{"}, "startingOffsets must be earliest, latest, or JSON as in"),
+        ({"subscribe": "no-such-topic"}, "subscribe names topic 'no-such-topic', which does not exist"),
+        (
+            {"subscribe": "t", "kafka.bootstrap.servers": "127.0.0.1:1"},
+            r"kafka.bootstrap.servers is 127.0.0.1:1: no conn",
+        ),
     ],
 )
 def test_wrong_options_are_sentences(spark: SparkSession, address: str, options: dict[str, str], says: str) -> None:
     reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address).options(**options)
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(PySparkException, match=says):
         reader.load().count()
+
+
+def test_a_session_whose_workers_lack_the_package_is_refused(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+    with pytest.raises(PySparkException, match="PYSPARK_PYTHON: the Python workers of this session run"):
+        register(spark)

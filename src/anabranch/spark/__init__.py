@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `anabranch` known to a session, and let it push filters down to Python data sources."""
-    from anabranch.spark.source import PUSHDOWN, FilteringDataSource
+    """Make the format `anabranch` known to a session, and let it push filters down to Python data sources.
 
+    Raises `PySparkImportError` if the Python of the session's workers (`PYSPARK_PYTHON`) does not have this package.
+    """
+    from anabranch.spark.source import PUSHDOWN, FilteringDataSource
+    from anabranch.spark.workers import check_workers
+
+    check_workers(spark)
     spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(FilteringDataSource)

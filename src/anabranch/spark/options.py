@@ -191,7 +191,7 @@ def named(given: Mapping[str, str], known: Collection[str], refused: Mapping[str
         if lower in wrong:
             raise OptionError(f"The option {wrong[lower]} is not supported: {refused[wrong[lower]]}.")
         if lower not in proper:
-            raise OptionError(f"There is no option '{name}'. {_did_you_mean(lower, proper)}")
+            raise OptionError(f"There is no option '{name}'. {_alternative(lower, proper)}")
         options[proper[lower]] = value
     return options
 
@@ -206,10 +206,17 @@ def servers_of(short: str | None, qualified: str | None) -> str:
     return servers
 
 
-def _did_you_mean(name: str, proper: Mapping[str, str]) -> str:
-    near = get_close_matches(name, proper, n=1, cutoff=0.6)
-    if near:
-        return f"Did you mean {proper[near[0]]}?"
+def did_you_mean(name: str, others: Iterable[str]) -> str:
+    """Return a question that names the closest of `others`; empty if none is close."""
+    proper = {other.lower(): other for other in others}
+    near = get_close_matches(name.lower(), proper, n=1, cutoff=0.6)
+    return f"Did you mean {proper[near[0]]}?" if near else ""
+
+
+def _alternative(name: str, proper: Mapping[str, str]) -> str:
+    question = did_you_mean(name, proper.values())
+    if question:
+        return question
     kind = [each for each in proper.values() if each.startswith("kafka.") == name.startswith("kafka.")]
     return f"There are {', '.join(kind)}."
 

@@ -17,20 +17,24 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.admin.admin import Admin
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.machines.clients.fetching import TopicView
-from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options
+from anabranch.spark.options import EARLIEST, LATEST, SERVERS, Bound, OptionError, Options, did_you_mean
 from anabranch.spark.plan import TopicSnapshot
 
 METADATA_AGE_MAX_S = 1.0
 """Maximum age of metadata in seconds; older metadata is refreshed even if no epoch has changed."""
 
 R = TypeVar("R")
+
+
+class UnreachableError(AnabranchError, ConnectionError):
+    """No broker answers; the message names the option and the address."""
 
 
 def connection_settings(options: Options) -> ConnectionSettings:
@@ -47,8 +51,8 @@ class SnapshotReader:
     def __init__(self, options: Options, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
         self._clock = clock
-        self._loop = asyncio.new_event_loop()
         self._cluster = Cluster(options.servers, connection_settings(options))
+        self._loop = asyncio.new_event_loop()
         self._admin: Admin | None = None
         self._views: dict[str, TopicView] = {}
         self._names: tuple[str, ...] = ()
@@ -85,7 +89,9 @@ class SnapshotReader:
         """Resolve a start or an end to an offset for every partition; `name` is the option's, for errors."""
         if bound.timestamp is not None or bound.timestamps:
             return self._run(self._by_timestamp(snapshots, bound, name))
-        mentioned = _mentioned(snapshots, bound.offsets, name)
+        mentioned = self.with_high_watermarks(_mentioned(snapshots, bound.offsets, name), bound.offsets)
+        if self._options.fail_on_data_loss:
+            _check_offsets(mentioned, bound.offsets, name)
         return {topic: _by_offset(snapshot, bound, name) for topic, snapshot in mentioned.items()}
 
     def with_high_watermarks(
@@ -131,16 +137,33 @@ class SnapshotReader:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _run(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        return self._loop.run_until_complete(coroutine)
+        try:
+            return self._loop.run_until_complete(coroutine)
+        except (ConnectionError, TimeoutError) as error:
+            raise UnreachableError(f"{SERVERS} is {self._options.servers}: {error}") from error
 
     async def _read(self) -> dict[str, TopicSnapshot]:
         now = self._clock()
         if now - self._asked_at > METADATA_AGE_MAX_S:
-            await self._refresh()
+            await self._refresh_with_retries()
             self._asked_at = now
         snapshots = await asyncio.gather(*(self._read_topic(name) for name in self._names))
         self._began = True
         return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
+
+    async def _refresh_with_retries(self) -> None:
+        """Refresh; a query that has begun survives a restart of its brokers, one that begins fails at once."""
+        left = self._options.snapshot_retries if self._began else 0
+        while True:
+            try:
+                await self._refresh()
+            except ConnectionError:
+                if not left:
+                    raise
+            else:
+                return
+            left -= 1
+            await asyncio.sleep(self._options.snapshot_retry_interval_ms / 1000)
 
     async def _refresh(self) -> None:
         """Refresh the set of topics, and drop the views of topics that have changed."""
@@ -163,9 +186,19 @@ class SnapshotReader:
         try:
             return await self._with_retries(name, self._ends)
         except ApiError as error:
-            if self._began and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise
+            if self._began or self._options.pattern is not None:
                 return None
-            raise
+            raise await self._no_such_topic(name) from None
+
+    async def _no_such_topic(self, name: str) -> OptionError:
+        others = await self._cluster.topics()
+        question = did_you_mean(name, (other for other, info in others.items() if not isinstance(info, ApiError)))
+        option = "subscribe" if self._options.assign is None else "assign"
+        create = f"{'Otherwise create' if question else 'Create'} it: anabranch topic create {name}"
+        sentences = (f"{option} names topic '{name}', which does not exist.", question, create)
+        return OptionError(" ".join(filter(None, sentences)))
 
     async def _ends(self, view: TopicView) -> TopicSnapshot:
         starts, ends = await asyncio.gather(self._offsets(view, EARLIEST), self._offsets(view, LATEST))
@@ -279,6 +312,18 @@ def _check_partitions(snapshot: TopicSnapshot, wanted: Mapping[int, int], name: 
     if never:
         has = f"partitions 0 to {max(snapshot.starts)}"
         raise OptionError(f"{name} names partition {never[0]} of {snapshot.topic}, which has {has}.")
+
+
+def _check_offsets(snapshots: Mapping[str, TopicSnapshot], wanted: Mapping[str, Mapping[int, int]], name: str) -> None:
+    """Refuse offsets beyond the logs: an end that is never reached, or a start that skips what is not written yet."""
+    for topic, offsets in wanted.items():
+        ends = snapshots[topic].high_watermarks or snapshots[topic].ends
+        for partition, offset in offsets.items():
+            if offset > ends.get(partition, offset):
+                raise OptionError(
+                    f"{name} names offset {offset} of {TopicPartition(topic, partition)}, which ends at offset "
+                    f"{ends[partition]}. Name that offset or a smaller one, or set failOnDataLoss to false to take it."
+                )
 
 
 def _by_offset(snapshot: TopicSnapshot, bound: Bound, name: str) -> dict[int, int]:

@@ -1,9 +1,24 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, for_batch, for_stream, parse
-from anabranch.spark.snapshot import SnapshotReader
+from anabranch.spark.options import (
+    CLIENT_SETTINGS,
+    EARLIEST,
+    LATEST,
+    OPTIONS,
+    Bound,
+    OptionError,
+    did_you_mean,
+    for_batch,
+    for_stream,
+    parse,
+)
+from anabranch.spark.reader import range_settings
+from anabranch.spark.snapshot import SnapshotReader, connection_settings
+from tests.support.broker import ROOT
 
 LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "flights"}
 
@@ -120,3 +135,31 @@ def test_a_pattern_that_is_not_re2_is_refused_with_the_engines_reason_alone(capf
     finally:
         reader.close()
     assert capfd.readouterr().err == ""
+
+
+def test_every_option_is_in_the_table_of_the_guide_and_no_other() -> None:
+    text = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    table = text.partition("## Options")[2].partition("\n### ")[0]
+    firsts = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for first in firsts for name in re.findall(r"`([\w.]+)`", first)} == {*OPTIONS, *CLIENT_SETTINGS}
+
+
+def test_every_client_setting_reaches_the_clients() -> None:
+    """But two that are read where they are needed."""
+    numbers = {name: 1_000 + place for place, (name, kind) in enumerate(CLIENT_SETTINGS.items()) if kind is int}
+    options = parse({**LEAST, **{name: str(number) for name, number in numbers.items()}, "kafka.client.id": "me"})
+    settings = [connection_settings(options), range_settings(options)]
+    for name, number in numbers.items():
+        field = name.removeprefix("kafka.").replace(".", "_")
+        assert number in [getattr(each, field, None) for each in settings], name
+    assert settings[0].client_id == "me"
+    polled = range_settings(
+        parse({**LEAST, "kafkaConsumer.pollTimeoutMs": "7", "kafka.isolation.level": "read_uncommitted"})
+    )
+    assert (polled.retry_timeout_ms, polled.read_committed) == (7, False)
+    assert range_settings(options).read_committed
+
+
+def test_the_closest_name_is_asked_for() -> None:
+    assert did_you_mean("Flihgts", ["orders", "flights"]) == "Did you mean flights?"
+    assert did_you_mean("flights", ["orders"]) == ""

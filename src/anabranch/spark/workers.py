@@ -1,0 +1,61 @@
+"""The Python workers of a session: whether they can run the data source at all.
+
+Spark starts `PYSPARK_PYTHON`, by default the first `python3` of the path, to plan and to run tasks. Where that is
+another Python than the driver's, the package may be missing, and all that a query would show is a ModuleNotFoundError.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.errors import PySparkImportError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+IMPORTED = "anabranch.spark.reader"
+"""What a worker needs beside PySpark, which Spark gives it."""
+TIMEOUT_S = 60
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise `PySparkImportError` if the workers that this driver starts cannot import the data source.
+
+    A session of Spark Connect starts its workers elsewhere, and is not checked.
+    """
+    context = getattr(spark, "_sc", None)
+    if context is not None:
+        why = why_not(context.pythonExec, context.environment)
+        if why:
+            raise PySparkImportError(
+                message=f"PYSPARK_PYTHON: the Python workers of this session run {context.pythonExec}, which cannot "
+                f"import {IMPORTED}: {why}. Set PYSPARK_PYTHON to a Python that has this package, such as "
+                f"{sys.executable}, before the session is started."
+            )
+
+
+def why_not(python: str, environment: Mapping[str, str]) -> str:
+    """Say why a Python cannot import the data source; empty if it can. `environment`: what Spark adds for workers."""
+    found = shutil.which(python)
+    if found is None:
+        return "there is no such program"
+    if os.path.abspath(found) == os.path.abspath(sys.executable):
+        return ""
+    try:
+        done = subprocess.run(
+            [found, "-c", f"import {IMPORTED}"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines()
+    return "" if done.returncode == 0 else (lines[-1] if lines else f"it ends with code {done.returncode}")

@@ -1,0 +1,238 @@
+"""Every option of a query, by what it does on a real broker; the option names what is wrong when it fails."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from traceback import format_exception
+from typing import Any
+
+import pytest
+
+from anabranch.client.sync import Admin
+from anabranch.spark import reader
+from anabranch.spark.options import OptionError, for_batch, parse
+from anabranch.spark.snapshot import METADATA_AGE_MAX_S
+from anabranch.spark.source import BatchReader, full_schema
+from tests.spark.flow import Flow, MicroBatches, batch_read
+from tests.support.broker import BrokerProcess, running
+
+NUMBERS = count()
+
+
+@pytest.fixture
+def flow(address: str, request: pytest.FixtureRequest) -> Iterator[Flow]:
+    flow = Flow(address, f"{request.node.originalname}-{next(NUMBERS)}")
+    yield flow
+    flow.close()
+
+
+def timed(flow: Flow, *timestamps: int) -> None:
+    """Send a record of each time to partition 0; its value is its time."""
+    for at in timestamps:
+        flow.producer.send(flow.topic, b"%d" % at, key=b"k", timestamp=at, partition=0).result(30)
+
+
+def values(found: dict[str, list[int]]) -> list[int]:
+    return sorted(value for each in found.values() for value in each)
+
+
+def json_of(flow: Flow, **partitions: int) -> str:
+    return json.dumps({flow.topic: {name[1:]: wanted for name, wanted in partitions.items()}})
+
+
+def test_topics_of_a_pattern_are_found_when_they_appear(address: str, flow: Flow) -> None:
+    flow.send(10)
+    stream = MicroBatches(address, "", subscribe=None, subscribePattern=f"{flow.topic}.*")
+    assert values(stream.all_available()) == list(range(10))
+    other = Flow(address, f"{flow.topic}-2")
+    other.send(20)
+    time.sleep(METADATA_AGE_MAX_S + 0.1)
+    assert values(stream.all_available()) == sorted([*range(10), *range(20)])
+    stream.close()
+    other.close()
+
+
+def test_assigned_partitions_alone_are_read(address: str, flow: Flow) -> None:
+    flow.send(100)
+    one = batch_read(address, "", subscribe=None, assign=json.dumps({flow.topic: [1]}))
+    other = batch_read(address, "", subscribe=None, assign=json.dumps({flow.topic: [0]}))
+    assert one and other and not one.keys() & other.keys()
+    assert values(one) + values(other) != [] and sorted(values(one) + values(other)) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingTimestamp": "2000"}, [2000, 3000]),
+        ({"startingOffsetsByTimestamp": {"p0": 2500}}, [3000]),
+        ({"startingOffsets": {"p0": 1}}, [2000, 3000]),
+        ({"startingOffsets": {"p0": -2, "p1": -2}}, [1000, 2000, 3000]),
+        ({"endingTimestamp": "2000"}, [1000]),
+        ({"endingOffsetsByTimestamp": {"p0": 2500}}, [1000, 2000]),
+        ({"endingOffsets": {"p0": 2}}, [1000, 2000]),
+        ({"startingOffsets": {"p0": 1}, "endingOffsets": {"p0": 2, "p1": -1}}, [2000]),
+        ({"startingTimestamp": "9000", "startingOffsetsByTimestampStrategy": "latest"}, []),
+    ],
+    ids=str,
+)
+def test_where_a_batch_begins_and_ends(address: str, flow: Flow, options: dict[str, Any], expected: list[int]) -> None:
+    timed(flow, 1000, 2000, 3000)
+    given = {name: json_of(flow, **each) if isinstance(each, dict) else each for name, each in options.items()}
+    if "startingTimestamp" in given:
+        given.setdefault("startingOffsetsByTimestampStrategy", "latest")  # Partition 1 has no record.
+    assert values(batch_read(address, flow.topic, **given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"subscribe": "no-such-topic"},
+            "^subscribe names topic 'no-such-topic', which does not exist. .*reate it: anab",
+        ),
+        ({"subscribe": None, "assign": '{"no-such-topic":[0]}'}, "^assign names topic 'no-such-topic', which"),
+        ({"startingOffsets": {"p0": 9}}, "^startingOffsets names offset 9 of .*-0, which ends at offset 1. Name that"),
+        ({"endingOffsets": {"p0": 9}}, "^endingOffsets names offset 9 of .*-0, which ends at offset 1. Name that"),
+        ({"startingOffsets": {"p7": 0}}, "^startingOffsets names partition 7 of .*, which has partitions 0 to 1"),
+        ({"startingTimestamp": "9000"}, "^startingTimestamp: .* has no record at 9000 ms or later. Choose an earlier"),
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_is_refused_by_the_name_of_its_option(
+    address: str, flow: Flow, options: dict[str, Any], says: str
+) -> None:
+    timed(flow, 1000)
+    given = {name: json_of(flow, **each) if isinstance(each, dict) else each for name, each in options.items()}
+    with pytest.raises(OptionError, match=says):
+        batch_read(address, flow.topic, **given)
+    if not any(name.startswith("ending") for name in given):
+        with pytest.raises(OptionError, match=says):
+            MicroBatches(address, flow.topic, **given)
+
+
+def test_a_start_or_an_end_beyond_the_log_is_taken_where_loss_is_no_failure(address: str, flow: Flow) -> None:
+    timed(flow, 1000)
+    lenient = {"failOnDataLoss": "false"}
+    assert values(batch_read(address, flow.topic, endingOffsets=json_of(flow, p0=9), **lenient)) == [1000]
+    assert values(batch_read(address, flow.topic, startingOffsets=json_of(flow, p0=9), **lenient)) == []
+
+
+def test_lost_records_are_passed_over_if_that_is_no_failure(address: str, flow: Flow) -> None:
+    flow.send(100)
+    stream = MicroBatches(address, flow.topic, failOnDataLoss="false", maxOffsetsPerTrigger="10")
+    stream.step()
+    spans = flow.admin.topic_offsets(flow.topic)
+    flow.admin.delete_records({(flow.topic, number): span.end for number, span in spans.items()})
+    flow.send(10)
+    assert values(stream.all_available())[-10:] == list(range(100, 110))
+    stream.close()
+
+
+def test_micro_batches_and_tasks_are_as_small_as_they_are_to_be(address: str, flow: Flow) -> None:
+    flow.send(100)
+    stream = MicroBatches(address, flow.topic, maxOffsetsPerTrigger="30")
+    stream.all_available()
+    assert stream.batches == 4
+    stream.close()
+    for option, least in (("maxRecordsPerPartition", 10), ("minPartitions", 7)):
+        given = {"kafka.bootstrap.servers": address, "subscribe": flow.topic, option: str(least)}
+        batch = BatchReader(for_batch(parse(given)), full_schema(headers=False))
+        assert len(batch.partitions()) >= (7 if option == "minPartitions" else 10)
+
+
+def test_progress_is_committed_to_the_group(address: str, flow: Flow) -> None:
+    for option in ("kafka.group.id", "groupIdPrefix"):
+        flow.send(50)
+        stream = MicroBatches(address, flow.topic, **{option: f"{flow.topic}-{option}"})
+        stream.all_available()
+        stream.close()
+        committed = flow.admin.list_group_offsets(f"{flow.topic}-{option}")
+        assert sum(each.offset for each in committed.values()) == flow.sent
+
+
+@pytest.mark.parametrize(("ordering", "batches"), [("key", 2), ("none", 1)])
+def test_without_order_a_micro_batch_reads_to_the_ends(address: str, flow: Flow, ordering: str, batches: int) -> None:
+    flow.send(100)
+    flow.resize(5)
+    flow.send(100)
+    stream = MicroBatches(address, flow.topic, ordering=ordering)
+    assert values(stream.all_available()) == list(range(200))
+    assert stream.batches == batches
+    stream.close()
+
+
+@pytest.mark.parametrize("given", ["true", "false"])
+def test_checksums_are_compared_if_they_are_to_be(
+    address: str, flow: Flow, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[bool] = []
+    decode = reader.decode_range
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        checked.append(options["check_crc"])
+        return decode(*arguments, **options)
+
+    monkeypatch.setattr(reader, "decode_range", noted)
+    flow.send(10)
+    batch_read(address, flow.topic, **{"kafka.check.crcs": given})
+    assert set(checked) == {given == "true"}
+
+
+# -- brokers that are down ---------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_down_at_the_start_is_named_at_once() -> None:
+    began = time.monotonic()
+    for read in (batch_read, MicroBatches):
+        with pytest.raises(ConnectionError, match=r"^kafka.bootstrap.servers is 127.0.0.1:1: no connection to 127"):
+            read("127.0.0.1:1", "t")
+    with pytest.raises(ValueError, match=r"bootstrap.servers: 'localhost:abc' is not host:port"):
+        batch_read("localhost:abc", "t")
+    assert time.monotonic() - began < 30
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with running(tmp_path / "own") as process:
+        process.settings["listeners"] = f"127.0.0.1:{process.port}"
+        yield process
+
+
+def test_a_stream_outlives_a_restart_of_its_broker_and_fails_if_it_may_not_ask_again(own: BrokerProcess) -> None:
+    flow = Flow(own.address, "restarted")
+    flow.send(50)
+    flow.close()
+    patient = MicroBatches(own.address, "restarted", **{"fetchOffset.retryIntervalMs": "200"})
+    hasty = MicroBatches(own.address, "restarted", **{"fetchOffset.numRetries": "0"})
+    assert values(patient.all_available()) == values(hasty.all_available()) == list(range(50))
+    own.stop()
+    time.sleep(METADATA_AGE_MAX_S)
+    with pytest.raises(ConnectionError, match=r"kafka.bootstrap.servers is .* no connection"):
+        hasty.step()
+    restart = threading.Timer(1.0, own.start)
+    restart.start()
+    assert not patient.step()
+    restart.join()
+    hasty.close()
+    patient.close()
+
+
+def test_a_task_whose_broker_went_away_says_how_long_it_tried(own: BrokerProcess) -> None:
+    with Admin(own.address) as admin:
+        admin.create_topics("away", partitions=1)
+    flow = Flow(own.address, "away-2")
+    flow.send(50)
+    flow.close()
+    given = {"kafka.bootstrap.servers": own.address, "subscribe": "away-2", "kafkaConsumer.pollTimeoutMs": "300"}
+    batch = BatchReader(for_batch(parse(given)), full_schema(headers=False))
+    (task, *_) = batch.partitions()
+    own.stop()
+    with pytest.raises(ConnectionError) as failed:
+        list(batch.read(task))
+    said = "".join(format_exception(failed.value))
+    assert "Tried for 300 ms (kafkaConsumer.pollTimeoutMs)." in said and f"no connection to {own.address}" in said
