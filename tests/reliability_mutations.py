@@ -26,6 +26,9 @@ DAMAGE = "tests/end_to_end/test_damage.py"
 BOUNDS = "tests/end_to_end/test_bounds.py"
 WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
+APPENDER = "server/partitions/appending.py"
+
+CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 
@@ -303,5 +306,35 @@ RELIABILITY = (
             "            with contextlib.suppress(OSError):  # The next",
             "            with contextlib.suppress(KeyError):  # The next",
         ),
+    ),
+    # Clocks.
+    _seen(
+        "producers are idle by a clock that is set",
+        f"{CLOCKS}::test_a_clock_that_is_set_doubles_no_record_and_deletes_and_refuses_none",
+        Edit(
+            REPLICAS,
+            "        now_ms, old_by_ms = self.time.now_ms(), ",
+            "        now_ms, old_by_ms = self.age._clock.now_ms(), ",
+        ),
+    ),
+    _seen(
+        "records are old by a clock that was set forward just now",
+        f"{CLOCKS}::test_a_clock_that_is_set_doubles_no_record_and_deletes_and_refuses_none",
+        Edit("runtime/clock.py", "        if ahead_ms <= JUMP_MIN_MS:\n", "        if ahead_ms <= 10**12:\n"),
+    ),
+    _seen(
+        "records are of the future by a clock that was set back",
+        f"{CLOCKS}::test_a_clock_that_is_set_doubles_no_record_and_deletes_and_refuses_none",
+        Edit(
+            "server/handlers/produce.py",
+            "    return max(broker.clock.now_ms(), broker.replicas.time.now_ms())\n",
+            "    return broker.clock.now_ms()\n",
+        ),
+        Edit(APPENDER, "max(self._now_ms, self._steady_ms)) if", "self._now_ms) if"),
+    ),
+    _seen(
+        "members are missed before their heartbeats are read",
+        f"{CLOCKS}::test_a_broker_that_stood_still_reads_what_members_sent_before_it_misses_them",
+        Edit("runtime/timers.py", "        return now < self._spared_until\n", "        return now < 0\n"),
     ),
 )

@@ -108,6 +108,8 @@ class SetClock(Clock):
     def now_ms(self) -> int:
         return self.ms
 
+    monotonic_ms = now_ms
+
 
 @dataclass(slots=True)
 class Write:
@@ -198,7 +200,7 @@ class World:
         self.replicas._threads.shutdown()
         self.replicas._threads = AtOnce()
         self.replicas.in_thread = self.replicas.in_cleaner = self._in_thread  # type: ignore[method-assign]
-        self.compaction = Compaction(self.replicas, self._shape_of, self.clock, metrics, emptied=lambda topic: None)
+        self.compaction = Compaction(self.replicas, self._shape_of, metrics, emptied=lambda topic: None)
         self.order(sorted(self.roles.taken))
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:

@@ -89,6 +89,8 @@ class SetClock(Clock):
     def now_ms(self) -> int:
         return self.ms
 
+    monotonic_ms = now_ms
+
 
 class LocalReplicas:
     """Partitions of a topic with `initial` partitions at first; `resize` changes roles in the controller's order."""
@@ -112,7 +114,7 @@ class LocalReplicas:
         self.counts: list[int] = []
         self.emptied: list[str] = []
         """The topics of which the upkeep said that a retiring partition is empty."""
-        self.compaction = Compaction(self.replicas, self._shape_of, self.clock, self.metrics, self.emptied.append)
+        self.compaction = Compaction(self.replicas, self._shape_of, self.metrics, self.emptied.append)
 
     def resize(self, count: int, *, survivors: bool = True) -> None:
         """Give every partition its role in the next layout; without `survivors` stop after retiring ones are closed."""

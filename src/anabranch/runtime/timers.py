@@ -5,7 +5,9 @@ A timer has a key and a time; `due` is called with the key once the clock has re
 - a timer that is moved later keeps its place in the loop and is scheduled anew when the loop wakes it, because the
   sessions of group members are prolonged far more often than they end;
 - a timer is forgotten before `due` is called, so that `due` may set the same key again;
-- the loop only wakes: whether a timer is due is read from the clock.
+- the loop only wakes: whether a timer is due is read from the clock;
+- a loop that has stood still (a stopped process, a paused machine) finds timers due and, unread, what others sent in
+  time to move them: the first of them that comes late gives all of them, once, `AFTER_STANDSTILL_S` more.
 """
 
 from __future__ import annotations
@@ -15,25 +17,34 @@ from collections.abc import Callable, Hashable
 
 from anabranch.runtime.loop_steps import name_of, timed
 
+STANDSTILL_S = 0.5
+"""A loop that wakes a timer so late stood still."""
+AFTER_STANDSTILL_S = 1.0
+"""How long the loop reads what has arrived before any timer is due again."""
+
 
 class _Timer:
-    __slots__ = ("at_ms", "handle")
+    __slots__ = ("at_ms", "handle", "is_spared")
 
     def __init__(self, at_ms: int, handle: asyncio.TimerHandle) -> None:
         self.at_ms = at_ms
         self.handle = handle
+        self.is_spared = False
+        """Whether it has waited out a standstill since it was set."""
 
 
 class Timers:
     """Timers of one owner; used within a running event loop only."""
 
-    __slots__ = ("_due", "_now_ms", "_timers")
+    __slots__ = ("_due", "_now_ms", "_spared_until", "_timers")
 
     def __init__(self, now_ms: Callable[[], int], due: Callable[[Hashable], None]) -> None:
         """`now_ms` is the clock of the times given to `set`; it should not jump (`SteadyTime`)."""
         self._now_ms = now_ms
         self._due = due
         self._timers: dict[Hashable, _Timer] = {}
+        self._spared_until = float("-inf")
+        """Until then, by the loop's time, timers wait for what arrived while the loop stood still."""
 
     def __len__(self) -> int:
         """Count the timers that are set."""
@@ -47,6 +58,7 @@ class Timers:
             return
         moved_later = at_ms >= timer.at_ms
         timer.at_ms = at_ms
+        timer.is_spared = False
         if not moved_later:
             timer.handle.cancel()
             timer.handle = self._schedule(key, at_ms)
@@ -64,14 +76,28 @@ class Timers:
         self._timers.clear()
 
     def _schedule(self, key: Hashable, at_ms: int) -> asyncio.TimerHandle:
-        delay_s = max(0, at_ms - self._now_ms()) / 1000
-        loop = asyncio.get_running_loop()
-        return loop.call_later(delay_s, timed(loop, name_of(self._due), self._wake), key)
+        return self._call_later(key, max(0, at_ms - self._now_ms()) / 1000)
 
-    def _wake(self, key: Hashable) -> None:
+    def _call_later(self, key: Hashable, delay_s: float) -> asyncio.TimerHandle:
+        loop = asyncio.get_running_loop()
+        return loop.call_later(delay_s, timed(loop, name_of(self._due), self._wake), key, loop.time() + delay_s)
+
+    def _wake(self, key: Hashable, expected: float) -> None:
+        """Look at a timer; `expected` is the loop's time when it should have been."""
         timer = self._timers[key]
         if timer.at_ms > self._now_ms():
             timer.handle = self._schedule(key, timer.at_ms)
             return
+        if not timer.is_spared and self._spares(expected):
+            timer.is_spared = True
+            timer.handle = self._call_later(key, self._spared_until - asyncio.get_running_loop().time())
+            return
         del self._timers[key]
         self._due(key)
+
+    def _spares(self, expected: float) -> bool:
+        """Whether a timer must wait, because the loop stood still until a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if now - expected > STANDSTILL_S:
+            self._spared_until = now + AFTER_STANDSTILL_S
+        return now < self._spared_until

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from typing import TypeVarTuple
@@ -10,6 +12,7 @@ from typing import TypeVarTuple
 import pytest
 import uvloop
 
+from anabranch.runtime import timers as timers_module
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.timers import Timers
 from tests.simulation.virtual_time import VirtualLoop
@@ -157,16 +160,55 @@ def test_a_loop_that_wakes_before_the_clock_has_reached_the_time_waits_on() -> N
         runner.run(run())
 
 
+def stand_still(seconds: float) -> None:
+    """Do nothing, as a process that is stopped."""
+    time.sleep(seconds)
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_arrived_while_the_loop_stood_still_is_read_before_a_timer_is_due(
+    factory: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timers_module, "STANDSTILL_S", 0.1)
+    monkeypatch.setattr(timers_module, "AFTER_STANDSTILL_S", 0.2)
+
+    async def run() -> None:
+        clock, due = SteadyTime(Clock()), []
+        timers = Timers(clock.now_ms, due.append)
+        began = clock.now_ms()
+        reader, writer = socket.socketpair()
+        reader.setblocking(False)
+        with reader, writer:
+            asyncio.get_running_loop().add_reader(reader, lambda: timers.set(reader.recv(1), began + 3_600_000))
+            for key in (b"a", b"b", b"c"):
+                timers.set(key, began + 50)
+            timers.set(b"later", began + 450)
+            writer.send(b"b")
+            stand_still(0.4)
+            await asyncio.sleep(0.05)
+            assert due == []
+            writer.send(b"a")
+            await asyncio.sleep(0.4)
+            assert due == [b"c", b"later"], "the others were told of in time"
+            timers.cancel_all()
+            asyncio.get_running_loop().remove_reader(reader)
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+
+
 @pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_timers_run_on_the_loops_that_ship(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def run() -> None:
-        time, due = SteadyTime(Clock()), asyncio.Event()
-        timers = Timers(time.now_ms, lambda key: due.set())
-        at_ms = time.now_ms() + 5
-        timers.set("a", at_ms)
-        async with asyncio.timeout(30):
-            await due.wait()
-        assert time.now_ms() >= at_ms
+        clock, due = SteadyTime(Clock()), asyncio.Event()
+        timers = Timers(clock.now_ms, lambda key: due.set())
+        for delay_ms in (5, 0, -5):  # A loop may take what is due at once for no timer.
+            at_ms = clock.now_ms() + delay_ms
+            timers.set("a", at_ms)
+            async with asyncio.timeout(30):
+                await due.wait()
+            assert clock.now_ms() >= at_ms
+            due.clear()
 
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(run())

@@ -232,6 +232,12 @@ class ProducerTable:
         self._producers[producer_id] = Producer(epoch, coordinator_epoch, last, transaction_start, batches, now_ms)
         return line
 
+    def seen_by(self, now_ms: int) -> None:
+        """Have no producer be seen later than now: the clock may have been ahead when the table was saved."""
+        for producer_id, known in self._producers.items():
+            if known.seen_ms > now_ms:
+                self._producers[producer_id] = known._replace(seen_ms=now_ms)
+
     def expire(self, now_ms: int, idle_max_ms: int) -> int:
         """Drop the longest idle producers, except those in an open transaction; return their number.
 

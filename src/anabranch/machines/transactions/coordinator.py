@@ -74,6 +74,7 @@ class Coordinator:
         """`has_room` tells whether so many more bytes of memory are left for the transactions of all shards."""
         self.settings = settings
         self.size = 0
+        self._loaded_ms = 0
         """Bytes of memory that its transactional ids take."""
         self._has_room = has_room
         self._transactions: dict[str, Transaction] = {}
@@ -120,6 +121,7 @@ class Coordinator:
 
     def loaded(self, now_ms: int) -> Outcome[None, TransactionRecord]:
         """Send the markers of decided transactions and start the sweeps."""
+        self._loaded_ms = now_ms
         draft: Draft[TransactionRecord] = Draft()
         draft.perform(*(self._markers(name, self._transactions[name]) for name in self._prepared))
         draft.set_timer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms)
@@ -130,7 +132,7 @@ class Coordinator:
         """Abort transactions after their timeout; forget unused ids."""
         draft: Draft[TransactionRecord] = Draft()
         if key == TIMED_OUT:
-            late = [name for name in self._ongoing if self._transactions[name].deadline_ms <= now_ms]
+            late = [name for name in self._ongoing if self._is_late(self._transactions[name], now_ms)]
             self._write(draft, ((name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]))
             draft.set_timer(TIMED_OUT, self._again(late, now_ms, self.settings.timed_out_interval_ms))
             return draft.outcome(None)
@@ -144,6 +146,12 @@ class Coordinator:
         draft.write(*(TransactionRecord(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]))
         draft.set_timer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
         return draft.outcome(None)
+
+    def _is_late(self, transaction: Transaction, now_ms: int) -> bool:
+        """Whether an ongoing transaction is to be aborted; one from a clock that was ahead began when it was loaded."""
+        if transaction.started_ms > now_ms:
+            return self._loaded_ms + transaction.timeout_ms <= now_ms
+        return transaction.deadline_ms <= now_ms
 
     # -- deciding --------------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class Markers:
         error = partition.unavailable() or _verdict(partition, marker, producer_id).error
         if error is not ErrorCode.NONE:
             return error
-        now_ms = self._clock.now_ms()
+        now_ms = self._replicas.time.now_ms()
         log, emptied = partition.log, False
         try:
             log.resume(now_ms)
@@ -116,7 +116,7 @@ class Markers:
                     marker.producer_epoch,
                     commit=marker.transaction_result,
                     coordinator_epoch=marker.coordinator_epoch,
-                    timestamp_ms=now_ms,
+                    timestamp_ms=self._clock.now_ms(),
                 )
                 partition.append(batch, parse_header(batch), now_ms)
             if log.high_watermark < log.end or log.flush_due:

@@ -56,7 +56,7 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
             return Apart(lambda copy: _append_in_steps(broker, copy, call))
         else:
             sent = _sent(broker, request, call)
-            checked = _by_data(sent, broker.checks.all_now(sent.values(), broker.clock.now_ms()))
+            checked = _by_data(sent, broker.checks.all_now(sent.values(), _latest_ms(broker)))
         response, unsynced = _append_all(broker, request, call, checked)
     except TooLongError:  # Nothing has been appended.
         return Apart(lambda copy: _append_in_steps(broker, copy, call))
@@ -71,7 +71,7 @@ async def _append_in_steps(
     unsynced: list[_Unsynced] = []
     parts = 0
     for continued, part in PARTS.split(request, AT_A_TIME):
-        sent, now_ms = _sent(broker, part, call), broker.clock.now_ms()
+        sent, now_ms = _sent(broker, part, call), _latest_ms(broker)
         try:
             checked = broker.checks.all_now(sent.values(), now_ms)
         except TooLongError:
@@ -123,6 +123,11 @@ def _sent(broker: BrokerContext, request: ProduceRequest, call: RequestContext) 
             if partition is not None and data.records is not None and len(data.records):
                 found[id(data)] = Unchecked(_view(data), partition.settings)
     return found
+
+
+def _latest_ms(broker: BrokerContext) -> int:
+    """The time by which timestamps lie in the future: a clock that was set back makes no record one of the future."""
+    return max(broker.clock.now_ms(), broker.replicas.time.now_ms())
 
 
 def _by_data(sent: Iterable[int], checked: list[Checked]) -> Mapping[int, Checked]:

@@ -67,7 +67,7 @@ def no_transaction(partition: TopicPartition, producer_id: int, producer_epoch: 
 class Appender:
     """Appends the batches of one produce request."""
 
-    __slots__ = ("_check", "_check_transaction", "_newcomers", "_now_ms", "_replicas")
+    __slots__ = ("_check", "_check_transaction", "_newcomers", "_now_ms", "_replicas", "_steady_ms")
 
     def __init__(
         self,
@@ -78,9 +78,11 @@ class Appender:
         producer_ids_below: int = 1 << PRODUCER_ID_BITS,
     ) -> None:
         """`producer_ids_below`: those that may have been handed out."""
-        self._newcomers = Newcomers(producer_ids_below, now_ms, replicas.producers.has_room)
         self._replicas = replicas
         self._now_ms = now_ms
+        self._steady_ms = replicas.time.now_ms()
+        """The time of producers, which is that of appends: neither jumps when the clock is set."""
+        self._newcomers = Newcomers(producer_ids_below, self._steady_ms, replicas.producers.has_room)
         self._check_transaction = check_transaction
         self._check = check
 
@@ -97,7 +99,9 @@ class Appender:
         The answer is that of the first batch, or of the one that ends the work with an error. `checked`: the outcome of
         the check, if the caller has it already.
         """
-        batches = self._check(data, partition.settings, self._now_ms) if checked is None else checked
+        batches = (
+            self._check(data, partition.settings, max(self._now_ms, self._steady_ms)) if checked is None else checked
+        )
         if isinstance(batches, Refuse):
             return Produced(batches.code, message=batches.message, refused_records=batches.records)
         first: Produced | None = None
@@ -152,9 +156,9 @@ class Appender:
         each = partition
         try:
             if isinstance(partition, Partition):
-                partition.log.resume(self._now_ms)
+                partition.log.resume(self._steady_ms)
             for each in ancestors:
-                each.log.resume(self._now_ms)
+                each.log.resume(self._steady_ms)
         except OSError as failure:
             assert isinstance(each, Partition)
             return _storage_failed(each, failure)
@@ -176,7 +180,7 @@ class Appender:
             return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
         producers = len(target.table)
         try:
-            appended = target.append(wire, header, self._now_ms)
+            appended = target.append(wire, header, self._steady_ms)
         except OSError as failure:
             return _storage_failed(target, failure)
         if len(target.table) != producers:

@@ -22,7 +22,6 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.cleaning import UNLIMITED_MS, Urgency, is_finished, rank
 from anabranch.machines.compaction import family_of, may_fold
 from anabranch.machines.lineage import NO_CUTS, Lineage
-from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.folding import FoldBack
@@ -56,14 +55,12 @@ class Compaction:
         self,
         replicas: Replicas,
         shape_of: Callable[[str], TopicShape | None],
-        clock: Clock,
         metrics: Metrics,
         emptied: Callable[[str], None],
     ) -> None:
         """`shape_of` finds a topic, None without one; `emptied` is called for a topic with an emptied partition."""
         self._replicas = replicas
         self._shape_of = shape_of
-        self._clock = clock
         self._emptied = emptied
         count = metrics.counter
         self._runs = count("anabranch_compaction_runs_total", "Cleanings of logs of compacted topics.")
@@ -126,7 +123,7 @@ class Compaction:
             return None
         member = Member(log, stable=partition.last_stable_offset, recovery_point=log.recovery_point)
         try:
-            return cleaner.urgency(member, self._clock.now_ms())
+            return cleaner.urgency(member, self._replicas.age.now_ms())
         except OSError:
             return None  # Cleaning it says why.
 
@@ -138,7 +135,7 @@ class Compaction:
         cuts = shape.lineage.cuts.get(subject.name.partition, NO_CUTS)
         if not subject.settings.log.compact:
             return
-        now_ms, finished = self._clock.now_ms(), False
+        now_ms, finished = self._replicas.age.now_ms(), False
         if cuts.ends:  # Old records of keys that moved away need not wait for new ones to be cleaned.
             finished = log.finish_segment(cuts.ends[-1])
         rules = cleaner.rules_of(log)
@@ -189,7 +186,7 @@ class Compaction:
             return
         cleaning = cleaner.plan(
             _member(subject, shape.lineage, points[0]),
-            self._clock.now_ms(),
+            self._replicas.age.now_ms(),
             [_member(each, shape.lineage, point) for each, point in zip(family, points[1:], strict=True)],
             complete=complete,
         )
@@ -273,18 +270,20 @@ class Compaction:
             shape = self._shape_of(topic)
             if shape is None or not self._are_ready(members) or not self._is_final(retiring):
                 return
-            now_ms = self._clock.now_ms()
+            now_ms = self._replicas.age.now_ms()
             files = [
                 cleaner.files_of(_member(each, shape.lineage, point), now_ms)
                 for each, point in zip(members, points, strict=True)
             ]
-            fold = FoldBack(retiring, survivor, files, in_thread=self._replicas.in_thread, now_ms=self._clock.now_ms)
+            fold = FoldBack(
+                retiring, survivor, files, in_thread=self._replicas.in_thread, now_ms=self._replicas.time.now_ms
+            )
             start = retiring.log.log_start
             postponed = await fold.append()
             self._folded.add(fold.appended)
             if postponed is None or not self._are_ready(members):
                 return
-            self._postpone(members, postponed, self._clock.now_ms())
+            self._postpone(members, postponed, self._replicas.age.now_ms())
             await fold.delete()
             if retiring.log.log_start == start:
                 return
@@ -298,7 +297,7 @@ class Compaction:
         log = retiring.log
         assert isinstance(log, LocalLog)
         lag_ms, newest = log.config.min_compaction_lag_ms, log.segments.max_timestamp(log.log_start)
-        old_enough = not lag_ms or newest is None or newest <= self._clock.now_ms() - lag_ms
+        old_enough = not lag_ms or newest is None or newest <= self._replicas.age.now_ms() - lag_ms
         return not retiring.table.transactions and old_enough
 
     # -- partitions --------------------------------------------------------------------------------------------------

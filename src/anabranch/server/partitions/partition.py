@@ -295,6 +295,7 @@ def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> Fold
     for offset, data in log.snapshots():
         try:
             table, start = ProducerTable.restore(data), max(offset, start)
+            table.seen_by(now_ms)
             break
         except DecodeError as error:
             events.warning("producer snapshot skipped", partition=name, offset=offset, reason=error)

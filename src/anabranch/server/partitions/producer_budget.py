@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 from anabranch.base.limits import PRODUCER_IDLE_MIN_MS
 from anabranch.machines.partition.producers import EXPIRED_MAX, PRODUCER_SIZE, ProducerTable
-from anabranch.runtime.clock import Clock
+from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLimit, EventLogger
 
 events = EventLogger("producers")
@@ -31,6 +31,7 @@ class ProducerBudget:
         """`tables` lists them all; `size_max` in bytes."""
         self._tables = tables
         self._clock = clock
+        self._time = SteadyTime(clock)
         self._most = size_max // PRODUCER_SIZE
         self._count = 0
         """No fewer than there were at the last recount, and those that came since."""
@@ -72,7 +73,7 @@ class ProducerBudget:
         self._sweep = None
 
     async def _forget_and_count(self) -> int:
-        now_ms, count = self._clock.now_ms(), 0
+        now_ms, count = self._time.now_ms(), 0
         for place, table in enumerate(list(self._tables()), 1):
             await expire_producers(table, now_ms, PRODUCER_IDLE_MIN_MS)
             count += len(table)

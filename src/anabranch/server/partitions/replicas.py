@@ -22,7 +22,7 @@ from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendSt
 from anabranch.machines.controller.leadership import Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
-from anabranch.runtime.clock import Clock
+from anabranch.runtime.clock import Clock, PatientTime, SteadyTime
 from anabranch.runtime.descriptors import patiently, patiently_in_loop
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
@@ -79,7 +79,10 @@ class Replicas:
         """
         self._directory = directory
         self._disk = disk
-        self._clock = clock
+        self.time = SteadyTime(clock)
+        """The time of producers, and of appends."""
+        self.age = PatientTime(clock)
+        """The time by which records are old."""
         self._metrics = metrics
         self._upkeep_failures = metrics.counter(
             "anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."
@@ -295,7 +298,7 @@ class Replicas:
         except Exception as error:
             return refusal(name, error), None
         try:
-            return log, patiently(lambda: fold_producers(log, name, self._clock.now_ms()))
+            return log, patiently(lambda: fold_producers(log, name, self.time.now_ms()))
         except Exception as error:
             return log, refusal(name, error)
 
@@ -328,7 +331,7 @@ class Replicas:
             partition.take_offline(reason)
             return partition
         assert isinstance(folded, Folded)
-        partition.take_table(folded, self._clock.now_ms())
+        partition.take_table(folded, self.time.now_ms())
         self.producers.took(len(partition.table))
         if isinstance(log, LocalLog):
             log.share_files(self.files)
@@ -450,7 +453,7 @@ class Replicas:
                 return
             try:
                 log = self._open_log(name, self._settings_of(name.topic))
-                table, _ = fold_producers(log, name, self._clock.now_ms())
+                table, _ = fold_producers(log, name, self.time.now_ms())
                 log.close()
             except OfflineLogError as error:
                 events.warning("producers of a removed partition not kept", partition=name, reason=error)
@@ -504,13 +507,13 @@ class Replicas:
 
     async def maintain(self, producer_idle_max_ms: int) -> None:
         """Delete records past their retention, forget idle producers, save the others."""
-        now_ms = self._clock.now_ms()
+        now_ms, old_by_ms = self.time.now_ms(), self.age.now_ms()
         for partition in self:
             if partition.offline_reason is not None or partition.leadership is None:
                 continue
             try:
                 await expire_producers(partition.table, now_ms, producer_idle_max_ms)
-                await self._delete_expired(partition, now_ms)
+                await self._delete_expired(partition, old_by_ms)
             except (OSError, OfflineLogError, DecodeError) as error:
                 self._upkeep_failures.add()
                 events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)

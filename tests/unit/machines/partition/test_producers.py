@@ -186,6 +186,15 @@ def test_idle_producers_are_forgotten_but_not_in_the_middle_of_a_transaction() -
     assert partition.send(Batch(9, producer_id=3)) is GAP
 
 
+def test_producers_of_a_clock_that_was_ahead_keep_no_others_from_being_forgotten() -> None:
+    partition = Partition()
+    partition.send(Batch(0, producer_id=1), now_ms=10**9)
+    partition.send(Batch(0, producer_id=2), now_ms=50)
+    partition.table.seen_by(100)
+    assert partition.table.expire(now_ms=200, idle_max_ms=100) == 0
+    assert partition.table.expire(now_ms=201, idle_max_ms=100) == 2
+
+
 def test_of_too_many_producers_the_one_that_was_idle_longest_goes() -> None:
     partition = Partition(ProducerTable(producers_max=2))
     partition.send(Batch(0, producer_id=1, is_transactional=True))

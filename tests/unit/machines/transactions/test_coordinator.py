@@ -322,6 +322,18 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(wo
     assert world.init() == (OK, Producer(7, 2))
 
 
+def test_a_transaction_that_began_by_a_clock_that_was_ahead_has_its_timeout_from_the_load_on(world: World) -> None:
+    world.now_ms += 10**9
+    _, producer = world.init(timeout_ms=5_000)
+    world.add(producer, 0)
+    world.now_ms -= 10**9
+    world.crash()
+    world.advance(4_999)
+    assert world.state() == "Ongoing"
+    world.advance(1_000)
+    assert world.state() == "PrepareAbort", "its readers would wait for days"
+
+
 def test_many_late_transactions_are_aborted_batch_by_batch(world: World) -> None:
     for number in range(1_200):
         _, producer = world.init(f"t{number}")

@@ -19,6 +19,8 @@ class FixedClock(Clock):
     def now_ms(self) -> int:
         return NOW_MS
 
+    monotonic_ms = now_ms
+
 
 def table_of(count: int, seen_ms: int) -> ProducerTable:
     made = ProducerTable()
