@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from anabranch.machines.lineage import Lineage
-from anabranch.spark.plan import TopicSnapshot, extent, report
+from anabranch.spark.plan import TopicOffsets, TopicSnapshot, extent, report
 from anabranch.spark.progress import PartitionProgress, partitions_of
 
 GROWN = Lineage.of_ends(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
@@ -37,6 +37,15 @@ def test_a_report_of_a_query_without_order_or_of_some_partitions_names_no_gates(
     assert (known["offsets"], known["lag"], known["gates"]) == ({"3": 7}, {"3": 0}, {})
     unordered = TopicSnapshot("t", "id", GROWN, LOOK.starts, LOOK.ends, ordered=False)
     assert report({"t": unordered}, extent({"t": unordered}, {}, 1).end, {})["t"]["gates"] == {}
+
+
+def test_of_many_gates_those_of_the_partitions_furthest_behind_are_reported() -> None:
+    """A hundred partitions became 500: each of the new ones waits for the one that its keys come from."""
+    lineage = Lineage.of_ends(100, (100, 500), (dict.fromkeys(range(100), 1),))
+    ends = {p: 1 + p for p in range(500)}
+    look = TopicSnapshot("t", "id", lineage, dict.fromkeys(range(500), 0), ends)
+    gates = report({"t": look}, {"t": TopicOffsets(dict.fromkeys(range(500), 0))}, {})["t"]["gates"]
+    assert sorted(map(int, gates)) == list(range(400, 500))
 
 
 def test_a_listener_gets_partitions_and_passes_other_sources_over() -> None:

@@ -13,10 +13,14 @@ partition 1 back `at` an offset until partition 0 is read up to 95. `transaction
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nlargest
 from typing import Any
 
 from anabranch.machines.lineage import BEYOND
 from anabranch.spark.plan.offsets import Offsets, TopicSnapshot
+
+GATES_MAX = 100
+"""Partitions of a topic whose gates are looked at: those furthest behind."""
 
 
 def report(
@@ -44,12 +48,13 @@ def _report(snapshot: TopicSnapshot, reached: Mapping[int, int], high_watermarks
 
 
 def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> dict[str, Any]:
-    """The closed gates with records behind them."""
+    """The closed gates with records behind them, of the partitions that are furthest behind."""
     if not snapshot.ordered:
         return {}
     gates = snapshot.lineage.gates({p: positions.get(p, BEYOND) for p in snapshot.starts})
     found: dict[str, Any] = {}
-    for partition in positions:
+    lag = {p: snapshot.ends[p] - position for p, position in positions.items() if position < snapshot.ends[p]}
+    for partition in sorted(nlargest(GATES_MAX, lag, key=lag.__getitem__)):
         at = gates.limit(partition)
         if at is not None and at < snapshot.ends[partition]:
             waits: dict[int, int] = {}
