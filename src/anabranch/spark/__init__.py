@@ -23,5 +23,6 @@ def register(spark: SparkSession) -> None:
     from anabranch.spark.workers import check_workers
 
     check_workers(spark)
-    spark.conf.set(PUSHDOWN, "true")
+    if spark.conf.get(PUSHDOWN, "false") != "true":  # A declarative pipeline sets it in its specification.
+        spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(FilteringDataSource)
