@@ -337,4 +337,26 @@ RELIABILITY = (
         f"{CLOCKS}::test_a_broker_that_stood_still_reads_what_members_sent_before_it_misses_them",
         Edit("runtime/timers.py", "        return now < self._spared_until\n", "        return now < 0\n"),
     ),
+    # Compressed records.
+    _seen(
+        "gzip records may have any number of members",
+        f"{HOSTILE}::test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits[two members of gzip]",
+        Edit(CHECKING, "        is_gzip = header.compression is Compression.GZIP\n", "        is_gzip = False\n"),
+    ),
+    _seen(
+        "blocks of snappy may be without content",
+        f"{HOSTILE}::test_a_hostile_batch_is_refused_with_a_sentence_and_nobody_waits"
+        "[a block of snappy without content]",
+        Edit(
+            "records/compression.py",
+            '        if not size:\n            raise DecodeError("SNAPPY',
+            '        if size < 0:\n            raise DecodeError("SNAPPY',
+        ),
+    ),
+    _seen(
+        "compressed records are expanded in the loop whatever that takes",
+        "tests/unit/machines/partition/test_checking.py"
+        "::test_compressed_records_that_hold_next_to_nothing_are_not_expanded_in_the_loop",
+        Edit(CHECKING, "        if not self._is_generous:\n", "        if size < 0:\n"),
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import sqlite3
 import struct
 import threading
@@ -46,6 +47,17 @@ def made(rows: bytes, count: int, codec: Compression = Compression.NONE, *, base
         max_timestamp=base_timestamp,
         attributes=codec,
     )
+
+
+def framed(content: bytes, codec: Compression) -> bytearray:
+    """A batch of one record, if that is what its compressed records hold."""
+    return build(content, record_count=1, base_timestamp=NOW_MS, max_timestamp=NOW_MS, attributes=codec)
+
+
+GZIP_OF_NOTHING = gzip.compress(b"")
+XERIAL = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1)
+EMPTY_DEFLATE_BLOCKS = int("0000000010" * 4, 2).to_bytes(5, "little")
+"""Four of ten bits: one that is not the last, of type 1, and its end."""
 
 
 @contextlib.contextmanager
@@ -92,6 +104,34 @@ HOSTILE = {
     "a time in the year 5138": (made(plain(1), 1, base_timestamp=10**14), ErrorCode.INVALID_TIMESTAMP),
     "no content of gzip": (
         build(b"?", record_count=1, base_timestamp=0, max_timestamp=0, attributes=Compression.GZIP),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "45,000 members of gzip": (
+        framed(GZIP_OF_NOTHING * 45_000 + gzip.compress(plain(1)), Compression.GZIP),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "two members of gzip": (
+        framed(gzip.compress(plain(1)[:3]) + gzip.compress(plain(1)[3:]), Compression.GZIP),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "bytes behind a member of gzip": (
+        framed(gzip.compress(plain(1)) + bytes(8), Compression.GZIP),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "a block of snappy without content": (
+        framed(XERIAL + b"\0\0\0\1\0" + compress(Compression.SNAPPY, plain(1))[16:], Compression.SNAPPY),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "200,000 blocks of snappy without content": (
+        framed(XERIAL + b"\0\0\0\1\0" * 200_000, Compression.SNAPPY),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "140,000 blocks of snappy with a byte of no record": (
+        framed(XERIAL + b"\0\0\0\3\1\0a" * 140_000, Compression.SNAPPY),
+        ErrorCode.INVALID_RECORD,
+    ),
+    "760,000 blocks of gzip without content": (
+        framed(gzip.compress(b"")[:10] + EMPTY_DEFLATE_BLOCKS * 190_000, Compression.GZIP),
         ErrorCode.INVALID_RECORD,
     ),
     "messages of format 1": (

@@ -8,6 +8,7 @@ there the output grows as it is really needed, up to the bound.
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -164,8 +165,7 @@ def _compress_snappy(data: memoryview) -> bytearray:
     return output
 
 
-def _xerial_blocks(data: memoryview) -> list[memoryview]:
-    blocks = []
+def _xerial_blocks(data: memoryview) -> Iterator[memoryview]:
     position = len(_XERIAL)
     if len(data) < position:
         raise DecodeError("malformed SNAPPY records: the stream's header is cut off")
@@ -178,9 +178,8 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
             raise DecodeError(
                 f"malformed SNAPPY records: a block of {size} bytes where {len(data) - position} are left"
             )
-        blocks.append(data[position : position + size])
+        yield data[position : position + size]
         position += size
-    return blocks
 
 
 def _snappy_block_size(data: memoryview) -> int:
@@ -256,6 +255,37 @@ def lz4_blocks(data: memoryview) -> Iterator[int]:
         position += length + (4 if flags & 0x10 else 0)
     if position != size:
         raise DecodeError("malformed LZ4 records: they are not where their one frame ends")
+
+
+def snappy_blocks(data: memoryview) -> Iterator[int]:
+    """Check that every block of SNAPPY records has content; yields the size of it. DecodeError.
+
+    Java's client calls itself again for each block without any, until its stack is full.
+    """
+    for block in _xerial_blocks(data) if data[: len(_XERIAL) - 8] == _XERIAL[:-8] else [data]:
+        size = _snappy_block_size(block)
+        if not size:
+            raise DecodeError("SNAPPY records with a block without content")
+        yield size
+
+
+def gunzip(data: Bytes, size_max: int) -> bytes:
+    """Expand GZIP records that every Kafka client reads: one member, with nothing behind it.
+
+    librdkafka reads no more than one, and Java's client calls itself again for each. ExpandsTooFarError, DecodeError.
+    """
+    member = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    try:
+        plain = member.decompress(data, size_max + 1)
+    except zlib.error as error:
+        raise DecodeError(f"malformed GZIP records: {error}") from None
+    if len(plain) > size_max:
+        raise ExpandsTooFarError(f"{len(data)} bytes of GZIP records expand to more than the {size_max} bytes allowed")
+    if not member.eof:
+        raise DecodeError("malformed GZIP records: they are cut off")
+    if member.unused_data:
+        raise DecodeError("GZIP records in several members, or with bytes behind one, which librdkafka does not read")
+    return plain
 
 
 def _zstd_size(data: memoryview) -> int:

@@ -32,7 +32,15 @@ from anabranch.records.batch import (
     recompressed,
     stamp_max_timestamp,
 )
-from anabranch.records.compression import COMPRESSION_MASK, Bytes, Compression, ExpandsTooFarError, lz4_blocks
+from anabranch.records.compression import (
+    COMPRESSION_MASK,
+    Bytes,
+    Compression,
+    ExpandsTooFarError,
+    gunzip,
+    lz4_blocks,
+    snappy_blocks,
+)
 from anabranch.records.examination import (
     BODY_SIZE_MIN,
     INT64_MAX,
@@ -53,6 +61,8 @@ _BYTES_PER_US = 4096
 _EXPANDED_BYTES_PER_US = 256
 """By the slowest codec."""
 _COMPRESSED_BYTES_PER_US = 16
+_HOSTILE_BYTES_PER_US = {Compression.GZIP: 10, Compression.ZSTD: 100, Compression.LZ4: 500, Compression.SNAPPY: 500}
+"""Of compressed records that were made to take as long as possible, as by thousands of empty blocks."""
 
 _BROKEN_RULES = {
     Malformed.CUT_OFF: "is cut off, or has a length that is none",
@@ -71,7 +81,7 @@ _OF_RECORDS = {
 
 
 BLOCKS_CHECKED_AT_A_TIME = 100
-_BLOCKS_PER_US = 3
+_BLOCKS_PER_US = {Compression.LZ4: 3.0, Compression.SNAPPY: 0.3}
 
 
 class BatchLimits(Protocol):
@@ -98,14 +108,23 @@ class TooLongError(Exception):
 class Effort:
     """The time that is left for the checks of one request; TooLongError where a step would take more."""
 
-    __slots__ = ("_left_us", "_record_us")
+    __slots__ = ("_is_generous", "_left_us", "_record_us")
 
-    def __init__(self, left_us: float, record_us: float) -> None:
-        """`record_us` is what the examination of one record takes."""
+    def __init__(self, left_us: float, record_us: float, *, is_generous: bool = False) -> None:
+        """`record_us` is what the examination of one record takes.
+
+        `is_generous`: compressed records are taken for what honest producers send, and not for the worst there is.
+        """
         self._left_us = left_us
         self._record_us = record_us
+        self._is_generous = is_generous
 
-    def spend(self, size: int, records: int, bytes_per_us: int = _BYTES_PER_US) -> None:
+    def spend_on_compressed(self, size: int, codec: Compression) -> None:
+        """Take off what the expansion of so many bytes may take beside writing its content."""
+        if not self._is_generous:
+            self.spend(size, 0, _HOSTILE_BYTES_PER_US[codec])
+
+    def spend(self, size: int, records: int, bytes_per_us: float = _BYTES_PER_US) -> None:
         """Take off a step over so many bytes and records, before it is done."""
         self._left_us -= size / bytes_per_us + records * self._record_us
         if self._left_us < 0:
@@ -255,9 +274,12 @@ def _expand(batch: memoryview, header: BatchHeader, limits: BatchLimits, effort:
     size_max = expanded_size_max(limits.message_size_max)
     allowed = size_max if effort is None else min(size_max, effort.expanded_size_max)
     try:
-        if header.compression is Compression.LZ4:
-            _check_frame(batch[HEADER_SIZE:], effort)
-        records = expanded(batch, header, allowed)
+        if effort is not None:
+            effort.spend_on_compressed(header.size, header.compression)
+        if header.compression in _BLOCKS_PER_US:
+            _check_blocks(batch[HEADER_SIZE:], header.compression, effort)
+        is_gzip = header.compression is Compression.GZIP
+        records: Bytes = gunzip(batch[HEADER_SIZE:], allowed) if is_gzip else expanded(batch, header, allowed)
     except ExpandsTooFarError:
         if allowed < size_max:
             raise TooLongError from None
@@ -272,11 +294,12 @@ def _expand(batch: memoryview, header: BatchHeader, limits: BatchLimits, effort:
     return records
 
 
-def _check_frame(records: memoryview, effort: Effort | None) -> None:
-    """Check the frame of LZ4 records, however small its blocks are. DecodeError, TooLongError."""
-    for number, _ in enumerate(lz4_blocks(records)):
+def _check_blocks(records: memoryview, codec: Compression, effort: Effort | None) -> None:
+    """Check the blocks of LZ4 or SNAPPY records, however small they are. DecodeError, TooLongError."""
+    blocks = lz4_blocks(records) if codec is Compression.LZ4 else snappy_blocks(records)
+    for number, _ in enumerate(blocks, 1):
         if effort is not None and number % BLOCKS_CHECKED_AT_A_TIME == 0:
-            effort.spend(BLOCKS_CHECKED_AT_A_TIME, 0, _BLOCKS_PER_US)
+            effort.spend(BLOCKS_CHECKED_AT_A_TIME, 0, _BLOCKS_PER_US[codec])
 
 
 def _refuse_records(header: BatchHeader, examined: Examined, accepted: Accepted) -> Refuse:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -33,6 +34,8 @@ PLAIN_RECORD_US, NATIVE_RECORD_US = 2.0, 0.02
 BESIDE_RECORDS = 100_000_000
 """The records, or what takes as long, that one request may have examined: by machine code two seconds of work, in which
 batches can expand to half a gigabyte. Who sends more, by thousands of small bombs, gets the rest refused."""
+BESIDE_S = 4.0
+"""The processor's time that the checks of one request may take in the thread, whatever was estimated."""
 TOO_MUCH = Refuse(
     ErrorCode.MESSAGE_TOO_LARGE,
     "The request has more to be decompressed and examined than a broker does for one request.",
@@ -88,13 +91,20 @@ class BatchChecks:
         """Check in the thread."""
 
         loop = asyncio.get_running_loop()
-        effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us)
+        effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us, is_generous=True)
+        taken = 0.0
 
         def check(data: memoryview, limits: BatchLimits) -> Checked:
+            nonlocal taken
+            if taken > BESIDE_S:
+                return TOO_MUCH
+            began = time.thread_time()
             try:
                 return check_batches(data, limits, now_ms, self._examine, effort)
             except TooLongError:
                 return TOO_MUCH
+            finally:
+                taken += time.thread_time() - began
 
         # One partition at a time, so that requests take turns.
         return [await loop.run_in_executor(self._thread, check, *each) for each in sent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import struct
 from dataclasses import dataclass, replace
 
@@ -291,6 +292,26 @@ def test_a_check_ends_where_it_would_take_longer_than_its_caller_can_wait() -> N
     assert not isinstance(check_batches(memoryview(few), limits, NOW_MS, effort=Effort(80, 1)), Refuse)
     with pytest.raises(TooLongError):
         check_batches(memoryview(few), replace(limits, compression=Compression.GZIP), NOW_MS, effort=Effort(1.1, 1))
+
+
+@pytest.mark.parametrize(
+    ("codec", "content"),
+    [
+        (Compression.GZIP, gzip.compress(b"")[:10] + int("0000000010" * 4, 2).to_bytes(5, "little") * 20_000),
+        (Compression.ZSTD, bytes(compress(Compression.ZSTD, b"")) * 70_000),
+        (Compression.SNAPPY, b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"\0\0\0\3\1\0a" * 1_000),
+    ],
+)
+def test_compressed_records_that_hold_next_to_nothing_are_not_expanded_in_the_loop(
+    codec: Compression, content: bytes
+) -> None:
+    batch = build(content, record_count=1, base_timestamp=0, max_timestamp=0, attributes=codec)
+    limits = Limits(message_size_max=2_000_000)
+    with pytest.raises(TooLongError):
+        check_batches(memoryview(batch), limits, NOW_MS, effort=Effort(2_000, 0.02))
+    assert isinstance(check_batches(memoryview(batch), limits, NOW_MS), Refuse)
+    generous = Effort(2_000_000, 0.02, is_generous=True)
+    assert isinstance(check_batches(memoryview(batch), limits, NOW_MS, effort=generous), Refuse)
 
 
 def test_a_frame_of_many_blocks_is_looked_at_within_the_effort() -> None:
