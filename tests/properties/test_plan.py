@@ -59,6 +59,8 @@ class Topic:
         self.sent: list[tuple[int, int]] = []
         self.expired: set[int] = set()
         self.lineage_class = lineage_class
+        self.undecided: dict[int, int] = {}
+        """By partition the first offset of its open transaction: the last stable offset."""
 
     def send(self, key: int) -> None:
         record = (key, len(self.sent))
@@ -93,7 +95,8 @@ class Topic:
         ends = tuple({p: end for p, end in ends.items() if p in logs} for ends in all_ends)
         lineage = self.lineage_class.of_ends(self.initial, counts, ends)
         starts = {p: log.start for p, log in logs.items()}
-        return TopicSnapshot(TOPIC, "id", lineage, starts, {p: log.end for p, log in logs.items()}, ordered)
+        last_stable = {p: min(log.end, self.undecided.get(p, log.end)) for p, log in logs.items()}
+        return TopicSnapshot(TOPIC, "id", lineage, starts, last_stable, ordered)
 
 
 class Query:
@@ -177,15 +180,26 @@ def random_splitting(chance: random.Random) -> Splitting:
     )
 
 
-def history(seed: int, lineage_class: type[Lineage] = Lineage, *, stale: float = 0.0) -> Query:
-    """Run one random history to its end; with a chance of `stale` a micro-batch does not know of the last resize."""
-    chance = random.Random(seed)
+def history(
+    seed: int, lineage_class: type[Lineage] = Lineage, *, stale: float = 0.0, transactions: bool = False
+) -> Query:
+    """Run one random history to its end; with a chance of `stale` a micro-batch does not know of the last resize.
+
+    With `transactions` some are open for a while, also through resizes, and the query reads committed records.
+    """
+    chance, beside = random.Random(seed), random.Random(-seed)
     initial = chance.randint(1, 3)
     topic = Topic(initial, lineage_class)
     query = Query(topic, random_splitting(chance))
     keys = [chance.randrange(2**31) for _ in range(chance.randint(1, 8))]
     for _ in range(chance.randint(5, 60)):
         act = chance.random()
+        if transactions:
+            partition = beside.choice(sorted(topic.logs))
+            if beside.random() < 0.5:
+                topic.undecided.setdefault(partition, topic.logs[partition].end)
+            elif topic.undecided:
+                del topic.undecided[beside.choice(sorted(topic.undecided))]
         if act < 0.55:
             topic.send(chance.choice(keys))
         elif act < 0.70:
@@ -196,8 +210,11 @@ def history(seed: int, lineage_class: type[Lineage] = Lineage, *, stale: float =
             query.batch(chance.choice([None, 1, 2, 5]), stale=bool(stale) and chance.random() < stale)
         else:
             partition = chance.choice(sorted(topic.logs))
+            if partition in topic.undecided:
+                continue
             position = query.offsets[TOPIC].offsets.get(partition, 0) if query.offsets else 0
             topic.expire(partition, position if act < 0.97 else chance.randint(0, topic.logs[partition].end))
+    topic.undecided.clear()
     if stale:  # No plan can be judged by what no later one knows.
         query.batch(None)
         topic.send(keys[0])
@@ -237,6 +254,16 @@ def test_every_key_comes_in_order_and_once_through_any_history(block: int) -> No
         found = verify_history(again(query.plans, random.Random(seed)))
         assert all(says_deleted(each.problem) for each in found.problems), f"history({seed})"
         assert not found.problems or not query.topic.expired <= query.got(), f"history({seed})"
+
+
+def test_every_key_comes_in_order_and_once_with_transactions_open_through_resizes() -> None:
+    waited = 0
+    for seed in range(HISTORIES // 4):
+        query = history(seed, transactions=True)
+        assert query.verdict() == (True, True), f"history({seed})"
+        assert query.problems == [], f"history({seed})"
+        waited += sum('"closed":{"' in plan for plan in query.plans)
+    assert waited > 50, "gates that waited for a transaction or its partition"
 
 
 def says_deleted(problem: str) -> bool:
