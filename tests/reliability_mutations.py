@@ -359,4 +359,9 @@ RELIABILITY = (
         "::test_compressed_records_that_hold_next_to_nothing_are_not_expanded_in_the_loop",
         Edit(CHECKING, "        if not self._is_generous:\n", "        if size < 0:\n"),
     ),
+    _seen(
+        "a client's marker makes a producer known, and begins an epoch of it",
+        "tests/end_to_end/test_transactions.py::test_nobody_fences_a_producer_by_hand[False]",
+        Edit("machines/partition/markers.py", "    if by_client:\n", "    if by_client and retiring:\n"),
+    ),
 )

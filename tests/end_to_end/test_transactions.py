@@ -406,6 +406,37 @@ def test_nobody_fences_a_coordinator_by_hand(client: WireClient, producer: Trans
     assert committed(client, "t") == [b"sent", b"sent too"]
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_nobody_fences_a_producer_by_hand(client: WireClient, is_open: bool) -> None:
+    """A marker of the greatest epoch was written, and the producer was refused from then on."""
+    client.create("t")
+    producer_id = client.producer_id()
+    if is_open:
+        producer = TransactionalProducer(client).init()
+        producer.send("t", 0, b"sent")
+        producer_id = producer.producer_id
+    else:
+        assert client.produce("t", 0, batch([b"sent"], producer=(producer_id, 0, 0))).error_code == OK
+    end = client.offset_at("t", 0, -1).offset
+    for invented in (producer_id, 10**9):
+        marker = WritableTxnMarker(
+            producer_id=invented,
+            producer_epoch=2**15 - 1,
+            transaction_result=False,
+            topics=[WritableTxnMarkerTopic(name="t", partition_indexes=[0])],
+            coordinator_epoch=-1,
+        )
+        answer = client.call(WriteTxnMarkersRequest(markers=[marker]), 1)
+        refused = is_open and invented == producer_id
+        error = ErrorCode.INVALID_PRODUCER_EPOCH if refused else OK
+        assert answer.markers[0].topics[0].partitions[0].error_code == error
+    assert client.offset_at("t", 0, -1).offset == end, "nothing was written"
+    if is_open:
+        assert producer.end(commit=True) is OK
+    else:
+        assert client.produce("t", 0, batch([b"more"], producer=(producer_id, 0, 1))).error_code == OK
+
+
 # Offsets of groups.
 
 

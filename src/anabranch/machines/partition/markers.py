@@ -3,8 +3,10 @@
     1. the producer id is an alias, and no transaction of it is open          nothing is appended
     2. the producer, or its coordinator, has gone on to a later epoch         refused
     3. the partition is retiring, and no transaction of the producer is open  nothing is appended
-    4. the marker would change nothing: it was appended before                nothing is appended
-    5. otherwise                                                              append
+    4. a client sent it, and no transaction of the producer is open           nothing is appended
+    5. a client sent it, with another epoch than the producer's               refused
+    6. the marker would change nothing: it was appended before                nothing is appended
+    7. otherwise                                                              append
 
 An earlier append is durable only once its sync is done: the caller waits for the sync even if nothing is appended, and
 decides again after a failed sync, which may have cut the marker.
@@ -36,9 +38,19 @@ class MarkerVerdict(NamedTuple):
 
 
 def decide_marker(
-    table: ProducerTable, *, retiring: bool, producer_id: int, producer_epoch: int, coordinator_epoch: int
+    table: ProducerTable,
+    *,
+    retiring: bool,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    by_client: bool = False,
 ) -> MarkerVerdict:
-    """Decide about the marker of a producer for a partition with this table."""
+    """Decide about the marker of a producer for a partition with this table.
+
+    `by_client`: the marker is not the coordinator's. Such a marker begins no epoch, which would fence the producer, and
+    makes no producer known, which could push others out of the table.
+    """
     if producer_id < 0:
         return MarkerVerdict(append=False, error=ErrorCode.INVALID_REQUEST)
     if producer_epoch < 0:
@@ -51,6 +63,12 @@ def decide_marker(
         return MarkerVerdict(append=False, error=error)
     if retiring:
         return MarkerVerdict(append=opened)
+    if by_client:
+        known = table.known(producer_id)
+        if not opened or known is None:
+            return MarkerVerdict(append=False)
+        if producer_epoch != known.epoch:
+            return MarkerVerdict(append=False, error=ErrorCode.INVALID_PRODUCER_EPOCH)
     return MarkerVerdict(append=table.needs_marker(producer_id, producer_epoch))
 
 

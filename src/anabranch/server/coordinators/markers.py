@@ -40,16 +40,24 @@ class Markers:
         self._clock = clock
         self._groups = groups
 
-    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-        """Write every marker into each of its partitions; they are durable when this is answered without an error."""
-        return WriteTxnMarkersResponse(markers=[await self._write(marker) for marker in request.markers])
+    async def write_markers(
+        self, request: WriteTxnMarkersRequest, *, by_client: bool = False
+    ) -> WriteTxnMarkersResponse:
+        """Write every marker into each of its partitions; they are durable when this is answered without an error.
 
-    async def _write(self, marker: WritableTxnMarker) -> WritableTxnMarkerResult:
+        `by_client`: they are not the coordinator's, and end open transactions only.
+        """
+        return WriteTxnMarkersResponse(
+            markers=[await self._write(marker, by_client=by_client) for marker in request.markers]
+        )
+
+    async def _write(self, marker: WritableTxnMarker, *, by_client: bool) -> WritableTxnMarkerResult:
         named = [(topic.name, number) for topic in marker.topics for number in topic.partition_indexes]
         # All are appended before the first is waited for: their logs are synced side by side.
         ends: list[asyncio.Future[list[ErrorCode]]] = []
         for at in range(0, len(named), AT_A_TIME):
-            ends.append(asyncio.gather(*(self._end(marker, *each) for each in named[at : at + AT_A_TIME])))
+            some = named[at : at + AT_A_TIME]
+            ends.append(asyncio.gather(*(self._end(marker, *each, by_client=by_client) for each in some)))
             await asyncio.sleep(0)
         topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
         names = iter(named)
@@ -63,24 +71,24 @@ class Markers:
             topics=[WritableTxnMarkerTopicResult(name=name, partitions=results) for name, results in topics.items()],
         )
 
-    async def _end(self, marker: WritableTxnMarker, topic: str, number: int) -> ErrorCode:
+    async def _end(self, marker: WritableTxnMarker, topic: str, number: int, *, by_client: bool) -> ErrorCode:
         partition = self._replicas.get(topic, number)
         # Aliases first: when the partition is gone, they may be there still.
         for other, alias in self._aliases(marker, topic, number):
-            error = await self._append(other, marker, alias)
+            error = await self._append(other, marker, alias, by_client=by_client)
             if error is not ErrorCode.NONE:
                 return error
         if partition is None:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         if topic == self._groups.topic:
-            return await self._end_in_group(partition, marker)
-        return await self._append(partition, marker, marker.producer_id)
+            return await self._end_in_group(partition, marker, by_client=by_client)
+        return await self._append(partition, marker, marker.producer_id, by_client=by_client)
 
-    async def _end_in_group(self, partition: Partition, marker: WritableTxnMarker) -> ErrorCode:
+    async def _end_in_group(self, partition: Partition, marker: WritableTxnMarker, *, by_client: bool) -> ErrorCode:
         """Have the coordinator of groups write the marker, and decide the offsets that the transaction holds."""
-        error = _verdict(partition, marker, marker.producer_id).error
-        if error is not ErrorCode.NONE:
-            return error
+        verdict = _verdict(partition, marker, marker.producer_id, by_client=by_client)
+        if verdict.error is not ErrorCode.NONE or (by_client and not verdict.append):
+            return verdict.error
         try:
             await self._groups.shard(partition.name.partition).end_transaction(
                 marker.producer_id,
@@ -101,15 +109,19 @@ class Markers:
         initial = role.initial_partition_count
         return aliases(marker.producer_id, number, initial, self._replicas.ancestors_of(topic, number, initial))
 
-    async def _append(self, partition: Partition, marker: WritableTxnMarker, producer_id: int) -> ErrorCode:
-        error = partition.unavailable() or _verdict(partition, marker, producer_id).error
+    async def _append(
+        self, partition: Partition, marker: WritableTxnMarker, producer_id: int, *, by_client: bool
+    ) -> ErrorCode:
+        error = partition.unavailable() or _verdict(partition, marker, producer_id, by_client=by_client).error
         if error is not ErrorCode.NONE:
             return error
         now_ms = self._replicas.time.now_ms()
         log, emptied = partition.log, False
         try:
             log.resume(now_ms)
-            if _verdict(partition, marker, producer_id).append:  # Anew: to resume the log may have cut it.
+            if _verdict(
+                partition, marker, producer_id, by_client=by_client
+            ).append:  # Anew: to resume the log may have cut it.
                 emptied = partition.retiring and log.log_start == log.end
                 batch = end_transaction_marker(
                     producer_id,
@@ -135,11 +147,12 @@ class Markers:
         return ErrorCode.NONE
 
 
-def _verdict(partition: Partition, marker: WritableTxnMarker, producer_id: int) -> MarkerVerdict:
+def _verdict(partition: Partition, marker: WritableTxnMarker, producer_id: int, *, by_client: bool) -> MarkerVerdict:
     return decide_marker(
         partition.table,
         retiring=partition.retiring,
         producer_id=producer_id,
         producer_epoch=marker.producer_epoch,
         coordinator_epoch=marker.coordinator_epoch,
+        by_client=by_client,
     )

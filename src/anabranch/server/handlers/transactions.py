@@ -234,14 +234,16 @@ async def handle_write_txn_markers(
 ) -> Large:
     """End transactions in partitions, for operators: their coordinators may have lost them.
 
-    A marker of an epoch that no coordinator has reached is refused: it would fence the coordinator for good.
+    A marker of an epoch that no coordinator has reached is refused: it would fence the coordinator for good. The same
+    is true of an epoch that its producer has not, and where it has no open transaction, there is nothing to end.
     """
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
     newest = max((shard.partition.leader_epoch for shard in broker.transactions), default=NO_EPOCH)
     results: list[WritableTxnMarkerResult | WritableTxnMarker] = []
     for place, marker in enumerate(request.markers, 1):
         if marker.coordinator_epoch <= newest:
-            results += (await broker.markers.write_markers(WriteTxnMarkersRequest(markers=[marker]))).markers
+            one = WriteTxnMarkersRequest(markers=[marker])
+            results += (await broker.markers.write_markers(one, by_client=True)).markers
         else:
             results.append(marker)
         if place % PARTITIONS_AT_A_TIME == 0:
