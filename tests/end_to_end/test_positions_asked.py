@@ -20,6 +20,8 @@ from anabranch.protocol.messages.consumer_group_position import (
 )
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
+from tests.support.groups import assignment, subscription
+from tests.support.steps import LONG_STEPS, long_steps
 
 TOPIC, GROUP, MEMBER = "rivers", "g", "m"
 
@@ -81,6 +83,39 @@ def test_a_question_is_answered_parked_and_ended(process: BrokerProcess) -> None
         assert positions(asker.receive(waiting)) == [(0, 0)], "the later question ends the parked one"
         parked(process, 0)
         assert asker.call(question(0, epoch=7), 0).error_code == ErrorCode.FENCED_MEMBER_EPOCH
+
+
+@pytest.mark.parametrize("given", [b"", b"\0\0\x7f\xff\xff\xff", "far too much"], ids=["nothing", "nonsense", "much"])
+def test_whatever_a_classic_leader_assigns_its_members_are_answered(process: BrokerProcess, given: bytes | str) -> None:
+    """What the coordinator cannot read, or would read too long, names no owner to it."""
+    handed = given.encode() if isinstance(given, str) else given
+    if handed == b"far too much":
+        handed = assignment(" ".join(f"{TOPIC}-{number}" for number in range(900_000)))
+    with GroupClient(process.port) as client, sync.Admin(f"127.0.0.1:{process.port}") as admin:
+        admin.create_topics(TOPIC, partitions=2)
+        client.ready(GROUP)
+        asked = client.join_request(GROUP, metadata=subscription(TOPIC), protocol_type="consumer")
+        asked = client.join_request(
+            GROUP, client.call(asked, 9).member_id, subscription(TOPIC), protocol_type="consumer"
+        )
+        joined = client.call(asked, 9)
+
+        def act() -> None:
+            synced = client.call(client.sync_request(GROUP, joined, {joined.member_id: handed}), 5)
+            assert synced.error_code == ErrorCode.NONE
+            assert bytes(synced.assignment) == handed
+            mine = question(-1, wait_ms=0, epoch=joined.generation_id)
+            mine.member_id = joined.member_id
+            assert positions(client.call(mine, 0)) == [(0, 0)]
+            admin.resize(TOPIC, 4)
+            admin.resize(TOPIC, 2)
+            assert client.heartbeat(GROUP, joined) == ErrorCode.NONE
+
+        before = long_steps(process)
+        act()
+        took = {work: count - before.get(work, 0) for work, count in long_steps(process).items()}
+        assert not took.get(f'{LONG_STEPS}{{work="ConsumerGroupPosition"}}', 0), took
+        assert not process.said("error")
 
 
 def test_a_question_is_dropped_with_its_connection(process: BrokerProcess) -> None:

@@ -1,6 +1,7 @@
 """The consumer protocol inside JoinGroup and SyncGroup: subscriptions and assignments behind a version of their own.
 
-A version newer than ours is read as our newest, as all Kafka clients do.
+A version newer than ours is read as our newest, as all Kafka clients do. Coordinators pass on whatever they are given;
+they read what is small enough for a step of the loop (`READ_SIZE_MAX`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerP
 CONSUMER_PROTOCOL = "consumer"
 VERSION_MAX = 3
 OWNED_SINCE = 1
+READ_SIZE_MAX = 128 * 1024
+"""Bytes that are read of one member, and of all assignments of a group: 30,000 partitions, or 10,000 names; 5 ms."""
 
 
 def subscription(data: Blob) -> tuple[int, ConsumerProtocolSubscription]:
     """Read a version and subscription. DecodeError for malformed bytes."""
     version = _version(data)
     return version, decode_prefix(ConsumerProtocolSubscription, data, version, 2)[0]
+
+
+def topics(data: Blob) -> Sequence[str]:
+    """Read the topics of a subscription. DecodeError for malformed bytes."""
+    _version(data)
+    return decode_prefix(ConsumerProtocolSubscription, data, 0, 2)[0].topics
 
 
 def assigned(data: Blob, image: Image) -> Assignment:
@@ -69,4 +78,6 @@ def _version(data: Blob) -> int:
     version = int.from_bytes(data[:2], signed=True)
     if version < 0:
         raise DecodeError(f"there is no version {version} of the embedded consumer protocol")
+    if len(data) > READ_SIZE_MAX:
+        raise DecodeError(f"{len(data)} bytes are more than is looked into")
     return min(version, VERSION_MAX)

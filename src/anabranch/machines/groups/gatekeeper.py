@@ -15,7 +15,7 @@ from functools import reduce
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from anabranch.machines.groups import classic, embedded, shares
+from anabranch.machines.groups import classic, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
@@ -140,11 +140,7 @@ class Gatekeeper:
 
             return consumer
         if gates.owners[0] != (group.generation, group.state):
-            owners: dict[At, str] = {}
-            for member_id, each in group.members.items():
-                for topic_id, numbers in embedded.assigned(each.assignment, self.offsets.image):
-                    owners.update(((topic_id, number), member_id) for number in numbers)
-            gates.owners = (group.generation, group.state), owners
+            gates.owners = (group.generation, group.state), classic.owners(group, self.offsets.image)
         known, classic_members = gates.owners[1], group.members
 
         def by_assignment(at: At) -> tuple[str, int]:

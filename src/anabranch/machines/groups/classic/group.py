@@ -19,14 +19,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.codec import decode_prefix
-from anabranch.machines.groups.embedded import CONSUMER_PROTOCOL, assigned_by_name, subscription
+from anabranch.machines.groups.embedded import (
+    CONSUMER_PROTOCOL,
+    READ_SIZE_MAX,
+    assigned,
+    assigned_by_name,
+    subscription,
+    topics,
+)
+from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKey, GroupMetadataValue, MemberMetadata
-from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
 
 NO_MEMBER_ID = ""
@@ -355,13 +363,27 @@ def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
     """The subscribed topics; None where the coordinator cannot read them, as with other protocol types."""
     if group.protocol_type != CONSUMER_PROTOCOL or (group.members and group.protocol_name is None):
         return None
-    topics: set[str] = set()
+    found: set[str] = set()
     for metadata in {member.metadata(group.protocol_name) for member in group.members.values()}:
         subscribed = _topics(metadata)
         if subscribed is None:
             return None
-        topics |= subscribed
-    return frozenset(topics)
+        found |= subscribed
+    return frozenset(found)
+
+
+def owners(group: ClassicGroup, image: Image) -> dict[tuple[UUID, int], str]:
+    """The members that partitions are assigned to, as far as the coordinator can read that."""
+    found: dict[tuple[UUID, int], str] = {}
+    left = READ_SIZE_MAX
+    for member_id, each in group.members.items():
+        left -= len(each.assignment)
+        if left < 0:
+            break
+        with suppress(DecodeError):
+            for topic_id, numbers in assigned(each.assignment, image):
+                found.update(((topic_id, number), member_id) for number in numbers)
+    return found
 
 
 def subscribes_otherwise(group: ClassicGroup, former: ClassicMember, said: ClassicMember) -> bool:
@@ -373,10 +395,9 @@ def subscribes_otherwise(group: ClassicGroup, former: ClassicMember, said: Class
 
 def _topics(metadata: bytes) -> frozenset[str] | None:
     try:
-        subscription, _ = decode_prefix(ConsumerProtocolSubscription, metadata[2:], 0)
+        return frozenset(topics(metadata))
     except DecodeError:
         return None
-    return frozenset(subscription.topics)
 
 
 def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:

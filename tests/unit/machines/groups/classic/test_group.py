@@ -110,6 +110,15 @@ def test_the_topics_of_others_and_of_nonsense_are_not_known() -> None:
     assert classic.subscribed_topics(other.group) is None
 
 
+def test_topics_of_a_subscription_that_is_too_long_to_be_read_in_a_step_are_not_known() -> None:
+    world = GroupWorld()
+    world.start("a", protocols={"range": subscription(*(f"topic-{number:06}" for number in range(9_000)))})
+    assert len(classic.subscribed_topics(world.group) or ()) == 9_000
+    world = GroupWorld()
+    world.start("a", protocols={"range": subscription(*(f"topic-{number:06}" for number in range(10_000)))})
+    assert classic.subscribed_topics(world.group) is None
+
+
 def test_a_deleted_group_is_dead_and_only_an_empty_one_can_be_deleted() -> None:
     world = GroupWorld()
     (a,) = world.start("a")
