@@ -74,8 +74,8 @@ class Coordinator:
         """`has_room` tells whether so many more bytes of memory are left for the transactions of all shards."""
         self.settings = settings
         self.size = 0
-        self._loaded_ms = 0
         """Bytes of memory that its transactional ids take."""
+        self._loaded_ms = 0
         self._has_room = has_room
         self._transactions: dict[str, Transaction] = {}
         self._ongoing: dict[str, None] = {}

@@ -119,9 +119,8 @@ class Markers:
         log, emptied = partition.log, False
         try:
             log.resume(now_ms)
-            if _verdict(
-                partition, marker, producer_id, by_client=by_client
-            ).append:  # Anew: to resume the log may have cut it.
+            verdict = _verdict(partition, marker, producer_id, by_client=by_client)
+            if verdict.append:  # Anew: to resume the log may have cut it.
                 emptied = partition.retiring and log.log_start == log.end
                 batch = end_transaction_marker(
                     producer_id,
