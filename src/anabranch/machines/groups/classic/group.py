@@ -22,6 +22,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import lru_cache
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -38,6 +39,8 @@ from anabranch.machines.groups.records import CoordinatorRecord, GroupMetadataKe
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribedGroupMember
 
 NO_MEMBER_ID = ""
+SHORT_SIZE_MAX = 1024
+"""Bytes of a subscription that most consumers stay below."""
 
 
 class ClassicState(Enum):
@@ -360,12 +363,14 @@ def restore(group_id: str, value: GroupMetadataValue) -> ClassicGroup:
 
 
 def subscribed_topics(group: ClassicGroup) -> frozenset[str] | None:
-    """The subscribed topics; None where the coordinator cannot read them, as with other protocol types."""
+    """The subscribed topics; None where the coordinator cannot read them in a step, or at all: other protocol types."""
     if group.protocol_type != CONSUMER_PROTOCOL or (group.members and group.protocol_name is None):
         return None
     found: set[str] = set()
+    left = READ_SIZE_MAX
     for metadata in {member.metadata(group.protocol_name) for member in group.members.values()}:
-        subscribed = _topics(metadata)
+        left -= len(metadata) if len(metadata) > SHORT_SIZE_MAX else 0
+        subscribed = _topics(metadata) if left >= 0 else None
         if subscribed is None:
             return None
         found |= subscribed
@@ -394,6 +399,16 @@ def subscribes_otherwise(group: ClassicGroup, former: ClassicMember, said: Class
 
 
 def _topics(metadata: bytes) -> frozenset[str] | None:
+    return _topics_remembered(metadata) if len(metadata) <= SHORT_SIZE_MAX else _topics_read(metadata)
+
+
+@lru_cache(maxsize=5_000)
+def _topics_remembered(metadata: bytes) -> frozenset[str] | None:
+    """Short ones are read once: a group may have thousands, and each is other than the rest by what its member owns."""
+    return _topics_read(metadata)
+
+
+def _topics_read(metadata: bytes) -> frozenset[str] | None:
     try:
         return frozenset(topics(metadata))
     except DecodeError:

@@ -119,6 +119,22 @@ def test_topics_of_a_subscription_that_is_too_long_to_be_read_in_a_step_are_not_
     assert classic.subscribed_topics(world.group) is None
 
 
+def test_topics_of_many_long_subscriptions_are_not_known_and_of_many_short_ones_are() -> None:
+    def known(members: int, names: int) -> int | None:
+        world = GroupWorld()
+        for one in range(members):
+            said = {"range": subscription(f"m{one}", *(f"topic-{number:06}" for number in range(names)))}
+            world.join(f"m{one}", world.join(f"m{one}", protocols=said).member_id, protocols=said)
+        while world.group.state is classic.ClassicState.PREPARING_REBALANCE:
+            world.advance(world.timers["classic", "g", "join"] - world.now_ms)
+        found = classic.subscribed_topics(world.group)
+        return None if found is None else len(found)
+
+    assert known(200, 10) == 210
+    assert known(2, 3_000) == 3_002
+    assert known(5, 3_000) is None
+
+
 def test_a_deleted_group_is_dead_and_only_an_empty_one_can_be_deleted() -> None:
     world = GroupWorld()
     (a,) = world.start("a")
