@@ -68,12 +68,16 @@ class MicroBatches:
         end = json.loads(json.dumps(end))
         if end == self.offset:
             return False
+        self.run(end)
+        return True
+
+    def run(self, end: Any) -> None:
+        """Run the micro-batch that ends there."""
         for task in self.reader.partitions(self.offset, end):
             _take(self.reader, task, self.keys)
         self.reader.commit(end)
         self.offset = end
         self.batches += 1
-        return True
 
     def all_available(self) -> dict[str, list[int]]:
         """Read as long as there is something; return what all micro-batches have yielded, in order."""

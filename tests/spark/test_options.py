@@ -16,6 +16,7 @@ import pytest
 from anabranch.client.sync import Admin
 from anabranch.spark import reader
 from anabranch.spark.options import OptionError, for_batch, parse
+from anabranch.spark.plan import verify_history
 from anabranch.spark.snapshot import METADATA_AGE_MAX_S
 from anabranch.spark.source import BatchReader, full_schema
 from tests.spark.flow import Flow, MicroBatches, batch_read
@@ -181,6 +182,28 @@ def test_checksums_are_compared_if_they_are_to_be(
     flow.send(10)
     batch_read(address, flow.topic, **{"kafka.check.crcs": given})
     assert set(checked) == {given == "true"}
+
+
+@pytest.mark.parametrize("before", [30, 0])
+def test_a_first_micro_batch_that_is_run_again_begins_where_it_began(
+    address: str, flow: Flow, before: int, tmp_path: Path
+) -> None:
+    """Spark asks a source anew where to begin, until the first micro-batch is done: by then `latest` is elsewhere."""
+    options = {"startingOffsets": "latest", "planLog": str(tmp_path / "plans")}
+    flow.send(10)
+    killed = MicroBatches(address, flow.topic, **options)
+    flow.send(before)
+    planned = killed.reader.latestOffset(killed.offset, killed.reader.getDefaultReadLimit())
+    killed.reader.partitions(killed.offset, planned)
+    killed.close()
+    flow.send(5)
+    again = MicroBatches(address, flow.topic, **options)
+    again.run(planned)
+    assert values(again.keys) == list(range(10, 10 + before))
+    assert values(again.all_available()) == list(range(10, 15 + before))
+    assert not again.step(), "only the first micro-batch is one without a record"
+    again.close()
+    assert verify_history((tmp_path / "plans").read_text().splitlines()).problems == ()
 
 
 # -- brokers that are down ---------------------------------------------------------------------------------------------

@@ -79,8 +79,13 @@ def read(path: Path) -> Checkpoint:
         for file in sorted((path / "offsets").iterdir())
         if file.name.isdecimal()
     }
-    if not batches:
-        raise CheckpointError(f"{path} has no micro-batch yet: start the query anew with format anabranch.")
+    commits = path / "commits"
+    committed = [int(file.name) for file in commits.iterdir() if file.name.isdecimal()] if commits.is_dir() else []
+    if not batches or not committed:
+        raise CheckpointError(
+            f"No micro-batch of {path} was finished: start the query anew with format anabranch, or once more with its "
+            "own format until one is."
+        )
     for batch, lines in batches.items():
         if lines[0] != VERSION:
             raise CheckpointError(f"{path}/offsets/{batch} has version {lines[0]!r}; {VERSION} can be converted.")
@@ -88,10 +93,8 @@ def read(path: Path) -> Checkpoint:
     sources = tuple(number for number, line in enumerate(newest) if kafka_offsets(line) is not None)
     if not sources:
         raise CheckpointError(f"No source of {path} is Spark's Kafka source: nothing needs to be converted.")
-    commits = path / "commits"
-    committed = [int(file.name) for file in commits.iterdir() if file.name.isdecimal()] if commits.is_dir() else []
     last = max(batches)
-    return Checkpoint(path, batches, sources, None if committed and max(committed) >= last else last)
+    return Checkpoint(path, batches, sources, None if max(committed) >= last else last)
 
 
 def converted(

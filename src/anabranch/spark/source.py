@@ -45,6 +45,7 @@ from anabranch.spark.plan import (
     Task,
     TopicOffsets,
     TopicSnapshot,
+    begun_of,
     extent,
     keys_within,
     lost_between,
@@ -54,6 +55,7 @@ from anabranch.spark.plan import (
     plan_to_json,
     query_positions,
     report,
+    with_begun,
 )
 from anabranch.spark.pushdown import Pushed
 from anabranch.spark.reader import ReadSettings, read_task
@@ -274,6 +276,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshots: Mapping[str, TopicSnapshot] | None = None
         self._horizon: dict[str, dict[int, int]] | None = None
         self._reached: Offsets = {}
+        self._initial: dict[str, Any] | None = None
 
     def _read_snapshots(self, positions: Mapping[str, Mapping[int, int]] = NO_POSITIONS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
@@ -295,7 +298,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
             offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, snapshot.lineage.current + 1)
-        return offsets_to_json(offsets)
+        self._initial = offsets_to_json(offsets)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch."""
@@ -310,6 +314,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
         self._reached = reach.end
+        if start == self._initial:  # Spark runs a first micro-batch in any case.
+            return offsets_to_json(with_begun(reach.end, known))
         return offsets_to_json(reach.end) if reach.advances else start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -324,7 +330,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
-        begin, finish = offsets_from_json(start), offsets_from_json(end)
+        finish = offsets_from_json(end)
+        begin = begun_of(offsets_from_json(start), finish)
         snapshots = self._snapshots
         if snapshots is None:
             snapshots = self._read_snapshots({topic: each.offsets for topic, each in finish.items()})

@@ -17,6 +17,7 @@ from anabranch.spark.plan import (
     Splitting,
     TopicOffsets,
     TopicSnapshot,
+    begun_of,
     extent,
     key_ranges,
     offsets_from_json,
@@ -26,6 +27,7 @@ from anabranch.spark.plan import (
     query_positions,
     share,
     verify,
+    with_begun,
 )
 
 GROWN = Lineage.of_ends(1, (1, 2, 4), ({0: 3}, {0: 3, 1: 0}))
@@ -118,6 +120,18 @@ def test_a_new_partition_starts_at_its_log_start_without_loss() -> None:
     standing = query_positions(flat({0: 9, 1: 60}, {0: 0, 1: 50}), TopicOffsets({0: 9}, "id"))
     assert standing.positions == {0: 9, 1: 50}
     assert standing.losses == ()
+
+
+def test_only_the_end_of_the_first_micro_batch_says_where_it_began() -> None:
+    start = {"t": TopicOffsets({0: 3, 1: 2}, "id", 1)}
+    end = {"t": TopicOffsets({0: 5, 1: 2}, "id", 1, {1: 9}), "u": TopicOffsets({0: 4}, "other", 1)}
+    first = offsets_from_json(json.loads(json.dumps(offsets_to_json(with_begun(end, start)))))
+    assert first == {"t": replace(end["t"], begun={0: 3, 1: 2}), "u": replace(end["u"], begun={})}
+    elsewhere = {"t": TopicOffsets({0: 5, 1: 9}, "id", 1)}
+    begun = begun_of(elsewhere, first)
+    assert {topic: known.offsets for topic, known in begun.items()} == {"t": {0: 3, 1: 2}, "u": {}}
+    assert begun_of(elsewhere, end) == elsewhere
+    assert "begun" not in offsets_to_json(end)["t"]
 
 
 def test_a_position_beyond_the_last_stable_offset_waits_there_and_beyond_the_log_it_is_a_loss() -> None:

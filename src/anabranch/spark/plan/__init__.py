@@ -21,10 +21,12 @@ from anabranch.spark.plan.offsets import (
     QueryPositions,
     TopicOffsets,
     TopicSnapshot,
+    begun_of,
     lost_between,
     offsets_from_json,
     offsets_to_json,
     query_positions,
+    with_begun,
 )
 from anabranch.spark.plan.proof import verify
 from anabranch.spark.plan.record import PLAN_VERSION, plan_to_json
@@ -47,6 +49,7 @@ __all__ = [
     "Task",
     "TopicOffsets",
     "TopicSnapshot",
+    "begun_of",
     "extent",
     "key_ranges",
     "keys_within",
@@ -60,4 +63,5 @@ __all__ = [
     "share",
     "verify",
     "verify_history",
+    "with_begun",
 ]

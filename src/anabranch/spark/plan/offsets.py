@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.base.errors import AnabranchError
@@ -41,6 +41,12 @@ class TopicOffsets:
     """The number of layouts the topic had."""
     seen: Mapping[int, int] = field(default_factory=dict)
     """Log ends that were seen but not reached: records below them must not vanish unread."""
+    begun: Mapping[int, int] | None = None
+    """At the end of a query's first micro-batch, where it began; None at all others.
+
+    Spark notes where micro-batches end, not where the first one began: to run it again, it asks the source, and by then
+    the latest offsets are others.
+    """
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -52,24 +58,46 @@ def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
         topic: {
             "id": known.topic_id,
             "layouts": known.layouts,
-            "offsets": {str(p): known.offsets[p] for p in sorted(known.offsets)},
-            "seen": {str(p): known.seen[p] for p in sorted(known.seen)},
+            "offsets": _named(known.offsets),
+            "seen": _named(known.seen),
+            **({} if known.begun is None else {"begun": _named(known.begun)}),
         }
         for topic, known in sorted(offsets.items())
     }
+
+
+def _named(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(p): offsets[p] for p in sorted(offsets)}
+
+
+def _numbered(offsets: Mapping[str, Any]) -> dict[int, int]:
+    return {int(p): int(offset) for p, offset in offsets.items()}
 
 
 def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     """Parse the JSON of `offsets_to_json`."""
     return {
         topic: TopicOffsets(
-            {int(p): int(offset) for p, offset in known["offsets"].items()},
+            _numbered(known["offsets"]),
             str(known["id"]),
             int(known["layouts"]),
-            {int(p): int(offset) for p, offset in known["seen"].items()},
+            _numbered(known["seen"]),
+            _numbered(known["begun"]) if "begun" in known else None,
         )
         for topic, known in value.items()
     }
+
+
+def with_begun(end: Offsets, start: Offsets) -> dict[str, TopicOffsets]:
+    """Note at the end of a query's first micro-batch where it began: a topic that `start` lacks, at its log start."""
+    return {topic: replace(known, begun=start[topic].offsets if topic in start else {}) for topic, known in end.items()}
+
+
+def begun_of(start: Offsets, end: Offsets) -> Offsets:
+    """Return where the micro-batch that ends at `end` begins: at `start`, unless it is the first, which says so."""
+    if any(known.begun is not None for known in end.values()):
+        return {topic: TopicOffsets(known.begun or {}, known.topic_id, known.layouts) for topic, known in end.items()}
+    return start
 
 
 @dataclass(frozen=True, slots=True)
