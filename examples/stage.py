@@ -21,7 +21,7 @@ from anabranch.spark import register
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 BLUE, GREEN, RED, GRAY = "#2a6fbb", "#3a9d5d", "#c8503c", "#8a8f98"
 START_TIME_LIMIT_S = 120.0
@@ -40,8 +40,8 @@ class Stage:
         command = [sys.executable, "-m", "anabranch.cli", "serve", "--data", str(self.directory / "broker"), *given]
         self._broker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._await_broker()
-        self.spark = local_session(name)
-        register(self.spark)
+        self._spark: SparkSession | None = None
+        self._name = name
 
     def _await_broker(self) -> None:
         deadline = time.monotonic() + START_TIME_LIMIT_S
@@ -57,10 +57,19 @@ class Stage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.spark.stop()
+        if self._spark is not None:
+            self._spark.stop()
         self._broker.terminate()
         self._broker.wait(30)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session, started when it is first used."""
+        if self._spark is None:
+            self._spark = local_session(self._name)
+            register(self._spark)
+        return self._spark
 
     @property
     def options(self) -> dict[str, str]:

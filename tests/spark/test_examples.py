@@ -12,7 +12,7 @@ import pytest
 from tests.support.broker import ROOT
 from tests.support.thorough import THOROUGH
 
-EXAMPLES = ["change_data_capture", "aircraft", "payments"]
+EXAMPLES = ["change_data_capture", "aircraft", "payments", "declarative_pipeline"]
 
 
 @pytest.mark.skipif(not THOROUGH, reason="a broker and a Spark session for each: make conformance")
@@ -20,6 +20,8 @@ EXAMPLES = ["change_data_capture", "aircraft", "payments"]
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_right_and_draws_its_result(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    if name == "declarative_pipeline":
+        pytest.importorskip("grpc")
     picture = tmp_path / "result.png"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
