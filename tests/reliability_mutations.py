@@ -364,4 +364,9 @@ RELIABILITY = (
         "tests/end_to_end/test_transactions.py::test_nobody_fences_a_producer_by_hand[False]",
         Edit("machines/partition/markers.py", "    if by_client:\n", "    if by_client and retiring:\n"),
     ),
+    _seen(
+        "all requests that came at once are handled before any other",
+        f"{PEERS}::test_thousands_of_small_requests_that_come_at_once_are_answered_in_short_steps",
+        Edit("runtime/net/channel.py", "FRAMES_PER_TURN_MAX = 16\n", "FRAMES_PER_TURN_MAX = 1 << 30\n"),
+    ),
 )

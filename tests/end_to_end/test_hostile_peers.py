@@ -26,6 +26,7 @@ from anabranch.protocol.messages.metadata import MetadataRequest, MetadataReques
 from anabranch.protocol.messages.stop_replica import StopReplicaRequest
 from anabranch.protocol.messages.update_metadata import UpdateMetadataRequest
 from tests.support.broker import BrokerProcess, running
+from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch
 
 MIB = 1 << 20
@@ -321,6 +322,20 @@ def test_a_peer_that_never_reads_is_not_read_either_and_costs_no_memory(shared: 
             served_soon(friend)
             assert shared.resident_bytes() - before < 64 * MIB
         served_soon(friend)
+
+
+def test_thousands_of_small_requests_that_come_at_once_are_answered_in_short_steps(shared: BrokerProcess) -> None:
+    count = 5_000
+    metadata = MetadataRequest(topics=[])
+    sent = b"".join(bytes(part) for it in range(count) for part in encode_request(metadata, 9, it, "many"))
+
+    def ask() -> None:
+        with WireClient(shared.port) as hostile:
+            hostile.sock.sendall(sent)
+            for number in range(count):
+                assert hostile.receive_frame()[:4] == struct.pack(">i", number)
+
+    in_short_steps(shared, ask)
 
 
 def test_unread_answers_hold_bounded_memory_and_their_connections_are_closed(tmp_path: Path) -> None:

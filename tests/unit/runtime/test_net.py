@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 
-from anabranch.runtime.net.channel import FrameChannel, FrameError
+from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FrameChannel, FrameError
 from anabranch.runtime.net.pool import MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
@@ -96,6 +96,52 @@ def test_frames_of_every_size_arrive_whole_however_they_are_cut() -> None:
             assert peer.frames == contents
         assert peer.pool.in_use == 0
         peer.channel.close()
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_channels_take_turns_however_many_frames_one_has() -> None:
+    async def scenario() -> None:
+        many, other = Peer(landing=1 << 20), Peer()
+        await many.send(b"".join(frame(b"%d" % number) for number in range(1_000)))
+        await other.send(frame(b"x"))
+        while not other.frames:
+            await asyncio.sleep(0)
+        assert len(many.frames) <= 4 * FRAMES_PER_TURN_MAX
+        await many.until(lambda: len(many.frames) == 1_000)
+        assert many.frames == [b"%d" % number for number in range(1_000)]
+        assert many.pool.in_use == 0
+        for peer in (many, other):
+            peer.channel.close()
+            peer.sock.close()
+
+    run(scenario)
+
+
+def test_a_channel_that_is_paused_or_closed_between_its_turns_hands_over_no_more() -> None:
+    async def scenario() -> None:
+        sent = b"".join(frame(b"%d" % number) for number in range(200)) + b"\0\0"
+        peer = Peer(landing=1 << 20)
+        await peer.send(sent)
+        while not peer.frames:
+            await asyncio.sleep(0)
+        peer.channel.pause()
+        seen = len(peer.frames)
+        assert seen < 200
+        await asyncio.sleep(0.02)
+        assert len(peer.frames) == seen
+        peer.channel.resume()
+        await peer.until(lambda: len(peer.frames) == 200)
+        await peer.send(b"\0\1x" + sent)
+        while len(peer.frames) < 202:
+            await asyncio.sleep(0)
+        assert peer.frames[200] == b"x"
+        peer.channel.close()
+        seen = len(peer.frames)
+        await asyncio.sleep(0.02)
+        assert len(peer.frames) == seen
+        assert peer.pool.in_use == 0
         peer.sock.close()
 
     run(scenario)

@@ -24,6 +24,8 @@ from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 """The bytes one channel may receive before the other channels have their turn."""
+FRAMES_PER_TURN_MAX = 16
+"""The frames one channel may hand over before the other channels have their turn, however small they are."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
@@ -111,7 +113,7 @@ class FrameChannel:
         self._landing = landing
         self._frame_size_max = frame_size_max
         self._head = b""
-        """The first bytes of a length, or whole frames that came while paused."""
+        """The first bytes of a length."""
         self._kept: Buffer | None = None
         self._kept_range = (0, 0)
         self._buffer: Buffer | None = None
@@ -219,7 +221,14 @@ class FrameChannel:
                 self.received += got
                 turn -= got
                 self._head = b""
-                self._consume(view[: head + got])
+                end = head + got
+                taken = self._consume(view[:end])
+                if self._keeps(end - taken):
+                    kept = self._pool.take(end - taken)
+                    kept[: end - taken] = view[taken:end]
+                    self._keep(kept, 0, end - taken)
+                elif taken < end:
+                    self._head = bytes(view[taken:end])
                 if got < asked:
                     break
         except (BlockingIOError, InterruptedError):
@@ -235,13 +244,15 @@ class FrameChannel:
             raise
         self.progress_at = self._loop.time()
 
-    def _consume(self, data: memoryview) -> None:
-        """Hand over the whole frames in `data`, and keep the rest."""
+    def _consume(self, data: memoryview) -> int:
+        """Hand over whole frames in `data`, as many as one turn may; return the bytes that are done with."""
         position = 0
         end = len(data)
+        turn = FRAMES_PER_TURN_MAX
         self._consuming = self._gathering = True
         try:
-            while end - position >= 4 and not self._paused and not self.closed:
+            while turn and end - position >= 4 and not self._paused and not self.closed:
+                turn -= 1
                 (size,) = _LENGTH.unpack_from(data, position)
                 if size < 0 or size > self._frame_size_max:
                     raise FrameError(f"a frame of {size} bytes, where at most {self._frame_size_max} are allowed")
@@ -249,7 +260,7 @@ class FrameChannel:
                 self._large = size >= LARGE_FRAME_SIZE
                 if end - position < size:
                     self._begin_frame(size, data[position:])
-                    return
+                    return end
                 with data[position : position + size] as frame:
                     self._handler.on_frame(frame)
                 position += size
@@ -257,31 +268,42 @@ class FrameChannel:
             self._consuming = self._gathering = False
             if self._out and not self._writing:
                 self._send()
-        if self.closed:
-            return
-        left = end - position
-        if self._paused and left:
-            kept = self._pool.take(left)
-            kept[:left] = data[position:]
-            self.held_since = self._loop.time()
-            self._kept, self._kept_range = kept, (0, left)
-        elif left:
-            self._head = bytes(data[position:])
+        if 0 < end - position < 4:
             self._large = False
+        return position
+
+    def _keeps(self, left: int) -> bool:
+        """Whether bytes are left that wait for `resume` or for the channel's next turn."""
+        return not self.closed and left > 0 and (self._paused or left >= 4)
+
+    def _keep(self, buffer: Buffer, start: int, end: int) -> None:
+        self.held_since = self._loop.time()
+        self._kept, self._kept_range = buffer, (start, end)
+        if not self._paused:
+            self._read_off()
+            self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
 
     def _consume_kept(self) -> None:
         if self.closed or self._paused or self._kept is None:
             return
         buffer, (start, end) = self._kept, self._kept_range
         self._kept = None
+        kept = False
         try:
             with memoryview(buffer) as view, view[start:end] as data:
-                self._consume(data)
+                start += self._consume(data)
+                if not self._keeps(end - start) and start < end:
+                    self._head = bytes(view[start:end])
+            kept = self._keeps(end - start)
         except FrameError as error:
             self.close(error)
         finally:
-            self._pool.give(buffer)
-        if not self._paused:
+            if not kept:
+                self._pool.give(buffer)
+        self.progress_at = self._loop.time()
+        if kept:
+            self._keep(buffer, start, end)
+        elif not self._paused:
             self._read_on()
 
     def _give_kept(self) -> None:
