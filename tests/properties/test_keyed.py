@@ -266,6 +266,9 @@ def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:
         (("a", "x", None, 1, 0), None, "column sequence of a row is null"),
         (("a", "x", 1, 1, 0), ("a", 1), r"has 2 fields, \('a', 1\); there are 3: key, count, digest"),
         (("a", "x", 1, 1, 0), ("a", "one", 1), "field count must be int64"),
+        (("a", "x", 1, 1, 0), {"key": "a"}, "returned {'key': 'a'} for key 'a'; it must be tuples, Arrow or None"),
+        (("a", "x", 1, 1, 0), ["abc"], "returned is 'abc'; it must be a tuple with the fields key, count, digest"),
+        (("a", "x", 1, 1, 0), 3, "returned 3 for key 'a'"),
         (("a", "x", 1, 1, 0), pa.record_batch({"key": ["a"]}), "key 'a' have no column count"),
     ],
 )

@@ -60,7 +60,12 @@ FOLLOW = keyed(follow, state=Digest, output="key string, count long, digest long
 
 def selected(df: DataFrame) -> DataFrame:
     return df.selectExpr(
-        "cast(key as string) key", "topic", "sequence", "cast(cast(value as string) as long) value", "timestamp"
+        "1 bucket",
+        "cast(key as string) key",
+        "topic",
+        "sequence",
+        "cast(cast(value as string) as long) value",
+        "timestamp",
     )
 
 
@@ -134,8 +139,12 @@ def test_a_keyed_query_gives_what_a_plain_pass_gives(
     flow.send(600)
     followed.stop(query)
     assert len(followed.batches) >= 3
+    zone = spark.conf.get("spark.sql.session.timeZone") or "UTC"
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     once = selected(spark.read.format("anabranch").options(**flow.options()).load()).transform(FOLLOW).collect()
+    spark.conf.set("spark.sql.session.timeZone", zone)
     assert {row.key: (row["count"], row.digest) for row in once} == followed.found
+    assert all(abs((datetime.now(UTC) - row["last"].astimezone(UTC)).total_seconds()) < 600 for row in once)
 
 
 def wait(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> tuple[str, int] | None:

@@ -9,7 +9,7 @@ repeated one gives the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -220,6 +220,8 @@ class _Calls:
             self._batches.append(self._fitting(returned, key))
         elif isinstance(returned, pa.Table):
             self._batches += [self._fitting(batch, key) for batch in returned.to_batches()]
+        elif isinstance(returned, Mapping | str | bytes) or not isinstance(returned, Iterable):
+            raise KeyedError(f"The function returned {returned!r} for key {key!r}; it must be tuples, Arrow or None.")
         else:
             self._tuples += returned
 

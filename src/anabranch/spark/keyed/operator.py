@@ -108,7 +108,7 @@ def _plan(df: DataFrame, operator: _Operator, watermark: str | None, output_mode
     from pyspark.sql.pandas.types import from_arrow_schema
 
     settings = operator.settings
-    bucket = F.pmod(F.xxhash64(F.col(settings.columns.key)), F.lit(operator.buckets)).cast("int").alias(BUCKET)
+    bucket = F.pmod(F.xxhash64(F.col(settings.columns.key)), F.lit(operator.buckets)).cast("int").alias(f"__{BUCKET}")
     columns = f"{BUCKET} int, {ROWS} binary" + (f", {EVENT_TIME} timestamp" if settings.event_time else "")
     packed = df.select(bucket, *df.columns).mapInArrow(operator.pack, columns)
     if watermark is not None:

@@ -144,6 +144,9 @@ def from_tuples(values: Sequence[Value | None], kind: pa.StructType, what: str) 
     fields = list(kind)
     blank = (None,) * len(fields)
     filled = [blank if value is None else value for value in values]
+    if not all(isinstance(value, tuple | list) for value in filled):
+        wrong = next(value for value in filled if not isinstance(value, tuple | list))
+        raise KeyedError(f"{what} is {wrong!r}; it must be a tuple with the fields {_names(kind)}.")
     if any(len(value) != len(fields) for value in filled):
         wrong = next(value for value in filled if len(value) != len(fields))
         raise KeyedError(f"{what} has {len(wrong)} fields, {wrong!r}; there are {len(fields)}: {_names(kind)}.")
