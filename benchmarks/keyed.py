@@ -2,8 +2,7 @@
 
 Both read the same topic with the same source in the same session, in three micro-batches, and find for each key the
 number of rows and the largest increase from one row to the next, which depends on the order. The first micro-batch, in
-which Spark compiles the query and starts its workers, is not measured. A third side is `keyed` with a loop over rows in
-its function, too. Every round checks the results of all keys.
+which Spark compiles the query and starts its workers, is not measured. Every round checks the results of all keys.
 """
 
 from __future__ import annotations
@@ -52,17 +51,6 @@ def by_column(key: str, rows: pa.RecordBatch, state: KeyState[Level]) -> tuple[A
     return key, before.rows + len(levels), jump
 
 
-def by_row(key: str, rows: pa.RecordBatch, state: KeyState[Level]) -> tuple[Any, ...]:
-    """Follow a key row by row."""
-    known = state.value
-    for level in rows.column("level").to_pylist():
-        jump = 0.0 if known is None else max(known.jump, level - known.last)
-        known = Level(1 if known is None else known.rows + 1, level, jump)
-    assert known is not None
-    state.update(known)
-    return key, known.rows, known.jump
-
-
 def usual(key: tuple[str], frames: Iterator[Any], state: GroupState) -> Iterator[pd.DataFrame]:
     """Follow a key row by row, as is usual."""
     import pandas as pd
@@ -82,9 +70,17 @@ def by_key(df: DataFrame) -> DataFrame:
     return df.groupBy("key").applyInPandasWithState(usual, OUTPUT, STATE, "append", "NoTimeout")
 
 
-def state_per_key(scale: Scale) -> list[Result]:
-    """Rows a second through a function with state per key, against a loop over rows in applyInPandasWithState."""
-    keys, per_key = scale.choose((2_000, 450), (50, 21))
+def many_keys(scale: Scale) -> list[Result]:
+    """Rows a second through a function with state per key, ten rows of each key in a micro-batch, against a loop."""
+    return _state_per_key("keyed.many_keys", *scale.choose((10_000, 30), (50, 21)), scale)
+
+
+def few_keys(scale: Scale) -> list[Result]:
+    """Rows a second through a function with state per key, 500 rows of each key in a micro-batch, against a loop."""
+    return _state_per_key("keyed.few_keys", *scale.choose((2_000, 1_500), (10, 60)), scale)
+
+
+def _state_per_key(name: str, keys: int, per_key: int, scale: Scale) -> list[Result]:
     levels = np.random.default_rng(7).random((per_key, keys))
     jumps = np.maximum(np.diff(levels, axis=0).max(axis=0), 0.0)
     use_this_checkout()
@@ -106,13 +102,12 @@ def state_per_key(scale: Scale) -> list[Result]:
             )
             expected = {f"key-{number:06d}": (per_key, float(jump)) for number, jump in enumerate(jumps)}
             return compare(
-                "keyed.state_per_key",
+                name,
                 what=f"{keys} keys with {per_key} records each, {TASKS} partitions, {BATCHES} micro-batches, local[2]: "
                 "number of rows and largest increase of each key; by the query's progress after the first micro-batch",
                 sides={
                     "keyed": _followed(parsed.transform(keyed(by_column, state=Level, output=OUTPUT)), expected),
                     "applyInPandasWithState, loop": _followed(by_key(parsed), expected),
-                    "keyed, loop": _followed(parsed.transform(keyed(by_row, state=Level, output=OUTPUT)), expected),
                 },
                 bars=[Bar("rows_per_s", "rows/s", "more", 3.0)],
                 scale=scale,
@@ -141,4 +136,4 @@ def _followed(df: DataFrame, expected: Mapping[str, tuple[int, float]]) -> Round
     return once
 
 
-BENCHMARKS: dict[str, Callable[[Scale], list[Result]]] = {"state_per_key": state_per_key}
+BENCHMARKS: dict[str, Callable[[Scale], list[Result]]] = {"many_keys": many_keys, "few_keys": few_keys}
