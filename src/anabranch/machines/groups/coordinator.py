@@ -496,6 +496,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         del caller
         group = self.groups.get(request.group_id)
         if isinstance(group, ClassicGroup):
+            self.keeper.spoke(group, request.member_id, now_ms)
             return classic.decide_heartbeat(group, request, now_ms)
         try:
             known = self._known(group, request.group_id, request.member_id)

@@ -66,6 +66,10 @@ class Gate:
         """The positions to write when a member's assignment changes."""
         return self._keeper.handed_out(self._group, before, after, self._now_ms)
 
+    def speak(self, member_id: str) -> None:
+        """Note that a member has spoken."""
+        self._keeper.of(self._group.group_id).standing.speak(member_id, self._now_ms)
+
     def hear(self, member_id: str) -> None:
         """Note that a member has received the last answer."""
         self._keeper.of(self._group.group_id).standing.hear(member_id, self._now_ms)

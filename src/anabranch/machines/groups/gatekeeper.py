@@ -20,7 +20,7 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
-from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, segment_start, was_reopened
+from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
 from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
@@ -119,6 +119,12 @@ class Gatekeeper:
         for groups in self.closed_in.values():
             groups.pop(group_id, None)
 
+    def spoke(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
+        """Note that a member of a classic group has spoken."""
+        gates = self._of.get(group.group_id)
+        if gates is not None and member_id in group.members:
+            gates.standing.speak(member_id, now_ms)
+
     def converted(self, group_id: str) -> None:
         """Forget what is known of the owners of a group that goes on under the other protocol."""
         gates = self._of.get(group_id)
@@ -141,6 +147,7 @@ class Gatekeeper:
             return consumer
         if gates.owners[0] != (group.generation, group.state):
             gates.owners = (group.generation, group.state), classic.owners(group, self.offsets.image)
+            gates.outdate(list(gates.evaluated))
         known, classic_members = gates.owners[1], group.members
 
         def by_assignment(at: At) -> tuple[str, int]:
@@ -168,7 +175,10 @@ class Gatekeeper:
     def topics_of(self, group: Group, gates: GroupGates) -> frozenset[str]:
         """The names of the topics that a group subscribes to; none where they cannot be read."""
         if isinstance(group, ClassicGroup):
-            return classic.subscribed_topics(group) or frozenset()
+            basis: object = (group.generation, group.state)
+            if gates.names[0] != basis:
+                gates.names = basis, classic.subscribed_topics(group) or frozenset()
+            return gates.names[1]
         basis = (self.offsets.image.version, group.epoch)
         if gates.names[0] != basis:
             gates.names = basis, subscriptions(group, self.offsets.image, self._regexes)
@@ -190,11 +200,13 @@ class Gatekeeper:
     def decide(self, group: Group, gates: GroupGates, made: Evaluated, partitions: Iterable[int], now_ms: int) -> None:
         """Decide the gates of some partitions of a topic."""
         numbers = list(partitions)
-        if made.decide(numbers, self._stand_in(group, gates, made.topic, now_ms)):
+        if made.decide(numbers, self._stand_in(group, gates, made.topic)):
             gates.version += 1
+        if not isinstance(group, ConsumerGroup):
+            return  # Its members assign partitions themselves.
         if made.closed or made.left:
             self.closed_in.setdefault(made.topic.topic_id, {})[group.group_id] = None
-        holders = group.holders if isinstance(group, ConsumerGroup) else {}
+        holders = group.holders
         freed = False
         for number in numbers:
             at = made.topic.topic_id, number
@@ -206,12 +218,12 @@ class Gatekeeper:
                 freed = freed or at not in holders or has_free_keys(group, at)
         gates.freed += freed
 
-    def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage, now_ms: int) -> Callable[[int], Stand]:
+    def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[int], Stand]:
         standing, owner = gates.standing, self.owner(group, gates)
 
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
-            raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
+            raw = standing.raw(topic, number, None if was is None else was.offset, owner)
             position = standing.progress(topic, number, raw)
             counted: int | Frontier = position
             if was is not None and was.frontier is not None:
@@ -418,14 +430,13 @@ class Gatekeeper:
             gates.forget_topics(gone)
             for topic_id in gone:
                 self.closed_in.pop(topic_id, None)
-        if isinstance(group, ConsumerGroup):
-            for name in sorted(self.topics_of(group, gates)):
-                topic = self.offsets.image.by_name.get(name)
-                if topic is not None and topic.is_gated:
-                    made = self.evaluation(gates, topic)
-                    some, room = made.next(room)
-                    self.decide(group, gates, made, some, now_ms)
-                    unfinished |= bool(made.left)
+        for name in sorted(self.topics_of(group, gates)):
+            topic = self.offsets.image.by_name.get(name)
+            if topic is not None and topic.is_gated:
+                made = self.evaluation(gates, topic)
+                some, room = made.next(room)
+                self.decide(group, gates, made, some, now_ms)
+                unfinished |= bool(made.left)
         basis = (gates.version, changes(group), gates.questions.changes, len(gates.unsure), len(gates.standing.stalls))
         gates.unfinished = gates.unfinished + 1 if unfinished and gates.unfinished < UNFINISHED_LOOKS_MAX else 0
         if basis != gates.based_on and not gates.unfinished:
@@ -449,7 +460,7 @@ class Gatekeeper:
                     layout = lineage.layout_at(number, verdict.ahead)
                     if number in held_here and was_reopened(lineage, number, layout, verdict.ahead):
                         inner[topic_id, number] = None
-                elif verdict.is_reopened or number not in held_here or has_free_keys(group, (topic_id, number)):
+                else:  # Of a partition that is held, too: while it is closed, the time of its owner does not count.
                     gates.taking |= verdict.is_reopened
                     for wait in verdict.waits:
                         if wait.offset > on.get(wait.partition, -1):
@@ -484,7 +495,7 @@ class Gatekeeper:
             was = self.offsets.current(group.group_id, topic.name, at[1])
             is_shared = was is not None and was.frontier is not None  # It may have moved above the stable offset.
             if at in touched and made is not None and (is_shared or at[1] in made.verdicts):
-                made.moved(at[1], self._stand_in(group, gates, topic, now_ms)(at[1]))
+                made.moved(at[1], self._stand_in(group, gates, topic)(at[1]))
                 gates.is_due = True
             if at in gates.wanted or at in gates.inner:
                 if self._compare_one(group, gates, topic, at, owner, now_ms):
@@ -507,12 +518,14 @@ class Gatekeeper:
         member_id, timeout_ms = self.holds_up(group, gates, at, was)
         timed = member_id if self._has_learned(group, standing, member_id, at) else ""
         begins = was is None and timed and not is_shared and at not in standing.tenures and at not in standing.reports
+        made = gates.evaluated.get(at[0])
         if is_ours(group, gates, member_id):
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
-        raw = standing.raw(topic, number, None if was is None else was.offset, owner, now_ms)
+        raw = standing.raw(topic, number, None if was is None else was.offset, owner)
         position = standing.progress(topic, number, raw)
+        timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)
         frontier = was.frontier if is_shared and was is not None else None
         stall = standing.stalls.get(at)
@@ -520,16 +533,15 @@ class Gatekeeper:
         moved = standing.look(at, done, position, timed, now_ms)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
-        made = gates.evaluated.get(at[0])
         if moved and made is not None:
-            self._take(group, gates, made, number, raw, position, now_ms)
-        if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number), now_ms):
+            self._take(group, gates, made, number, raw, position)
+        if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number)):
             return moved
         if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:
                 for behind in made.waiting.get(number, ()):
                     gates.by_time[at[0], behind] = number, max(0, need - position)
-                made.moved(number, self._stand_in(group, gates, topic, now_ms)(number))
+                made.moved(number, self._stand_in(group, gates, topic)(number))
                 gates.is_due = True
             return True
         return moved
@@ -539,14 +551,12 @@ class Gatekeeper:
         member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
         return member is None or member.described.classic is not None or standing.has_learned(member_id, at)
 
-    def _take(
-        self, group: Group, gates: GroupGates, made: Evaluated, number: int, raw: int, position: int, now_ms: int
-    ) -> None:
+    def _take(self, group: Group, gates: GroupGates, made: Evaluated, number: int, raw: int, position: int) -> None:
         """Have the gates decided anew that a moved position may have opened or closed."""
         if made.is_behind(number, raw):
             gates.outdate([made.topic.topic_id])
         elif made.crosses(number, position):
-            made.moved(number, self._stand_in(group, gates, made.topic, now_ms)(number))
+            made.moved(number, self._stand_in(group, gates, made.topic)(number))
             gates.is_due = True
 
     def _ask(self, gates: GroupGates, topic: TopicImage, at: At, asks: dict[UUID, dict[int, int]], now_ms: int) -> None:

@@ -176,6 +176,14 @@ class Evaluated:
         return before is not None and raw < before.raw
 
 
+def can_go_on(topic: TopicImage, made: Evaluated | None, partition: int, position: int) -> bool:
+    """Whether the owner of a partition can be given its next record, whatever it reads: the time that it takes counts.
+
+    It cannot where that lies behind a closed gate, and where it is of an open transaction.
+    """
+    return position < topic.stable_end(partition) and (made is None or partition not in made.closed)
+
+
 def segment_start(topic: TopicImage, partition: int, layout: int) -> int:
     """Return the offset at which the records of a layout begin in a partition: at its log start at the earliest."""
     assert topic.lineage is not None

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.keyspace import Interval, interval
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import BEYOND, Lineage
 
 CHANGES_REMEMBERED_MAX = 20_000
 
@@ -50,6 +50,9 @@ class TopicImage:
     """Whether its records may be fetched by ranges of keys, so that members can share its partitions."""
     loads: Callable[[int, Interval], Sequence[float]] = field(default=lambda *_: ())
     """The load of a partition in equal parts of an interval, ascending, in any unit; empty where none was measured."""
+    stable_end: Callable[[int], int] = field(default=lambda _: BEYOND)
+    """Where the first open transaction of a partition begins, or the log end: nobody who reads what is committed is
+    given a record from there on."""
 
     @property
     def was_resized(self) -> bool:

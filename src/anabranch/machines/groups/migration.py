@@ -348,6 +348,7 @@ def heartbeat(step: Step, request: HeartbeatRequest) -> HeartbeatResponse:
     """Heartbeat: keep the session, and have the member rejoin when a step is due."""
     member = _member(step, request.member_id, request.group_instance_id, request.generation_id)
     step.keep_session(member)
+    step.gate.speak(member.member_id)
     waits = member.epoch < step.group.target_epoch or member.state is MemberState.UNREVOKED_PARTITIONS
     if not waits and not step.gate.is_idle(member.member_id):
         waits = reconcile(step.group, member, None, step.gate, step.gate.takes, step.gate.free) is not member

@@ -82,7 +82,8 @@ def decide_position(
         return draft.outcome(refused(ErrorCode.INVALID_REQUEST))
     before = gates.questions.end(member_id)
     if before is not None:
-        draft.answer(before.ticket, _reply(keeper, group, gates, before, now_ms))
+        draft.answer(before.ticket, _reply(keeper, group, gates, before))
+    gates.standing.speak(member_id, now_ms)
     question = _taken(keeper, group, gates, request, ticket, now_ms)
     timeout_ms = _session_timeout_ms(group, settings, member_id)
     question.deadline_ms = now_ms + wait_ms(request, timeout_ms)
@@ -91,7 +92,7 @@ def decide_position(
     found = _answer(keeper, group, gates, question, now_ms)
     if found is not None or question.deadline_ms <= now_ms:
         gates.questions.end(member_id)
-        draft.answer(ticket, found or _reply(keeper, group, gates, question, now_ms))
+        draft.answer(ticket, found or _reply(keeper, group, gates, question))
     gates.is_due = True
     keeper.ring(draft, request.group_id, now_ms)
     return draft.outcome_for(ticket)
@@ -150,7 +151,7 @@ def _sweep(
         question = parked[member_id]
         found = _answer(keeper, group, gates, question, now_ms)
         if found is None and question.deadline_ms <= now_ms:
-            found = _reply(keeper, group, gates, question, now_ms)
+            found = _reply(keeper, group, gates, question)
         if found is not None:
             _end(gates, draft, member_id, found)
 
@@ -266,10 +267,10 @@ def _answer(
             return refused(ErrorCode.REBALANCE_IN_PROGRESS)
     elif _has_work(keeper, group, member_id, now_ms):
         return refused(ErrorCode.REBALANCE_IN_PROGRESS)
-    if any(_position(keeper, group, gates, at, now_ms) != known for at, known in question.known.items()) or any(
+    if any(_position(keeper, group, gates, at) != known for at, known in question.known.items()) or any(
         at not in question.listed and at not in question.known for at in gates.wanted_of.get(member_id, ())
     ):
-        return _reply(keeper, group, gates, question, now_ms)
+        return _reply(keeper, group, gates, question)
     return None
 
 
@@ -279,22 +280,20 @@ def _has_work(keeper: Gatekeeper, group: ConsumerGroup, member_id: str, now_ms: 
     return reconcile(group, member, None, gate, gate.takes, gate.free) is not member
 
 
-def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At, now_ms: int) -> tuple[int, bool]:
+def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> tuple[int, bool]:
     """The group's progress in a partition, and whether the gates that wait on it open by time; -1 if it is unknown."""
     topic = keeper.offsets.image.by_id.get(at[0])
     if topic is None or not topic.has(at[1]):
         return -1, False
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
-    raw = standing.raw(topic, at[1], None if was is None else was.offset, owner, now_ms)
+    raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
     return standing.progress(topic, at[1], raw), keeper.is_stalled(group, gates, at, was, raw)
 
 
-def _reply(
-    keeper: Gatekeeper, group: Group, gates: GroupGates, question: Question, now_ms: int
-) -> ConsumerGroupPositionResponse:
+def _reply(keeper: Gatekeeper, group: Group, gates: GroupGates, question: Question) -> ConsumerGroupPositionResponse:
     """The positions of all partitions that the member needs."""
-    positions = {at: _position(keeper, group, gates, at, now_ms) for at in question.known}
+    positions = {at: _position(keeper, group, gates, at) for at in question.known}
     gates.questions.replied[question.member_id] = positions
     wanted = gates.wanted_of.get(question.member_id, ())
     wanted = [at for at in wanted if at not in question.listed and at not in question.known]

@@ -4,7 +4,9 @@ A partition is named by its topic's id and its number. `reports` are positions t
 own partitions, `tenures` say since when an owner has had a partition without a committed offset, `answers` are the
 leaders' answers about next records. A stall is a position with records left that has not changed for its owner's
 rebalance timeout: gates open by time then, until the position or the owner changes. Time counts from when an owner has
-learned of its partition: it has when it speaks again on the connection of the answer that gave it (`hear`).
+learned of its partition: it has when it speaks again on the connection of the answer that gave it (`hear`). It counts
+while the owner can be given the next record (`gates.can_go_on`), and up to when the owner last spoke (`speak`): of a
+member that is dead or stopped nobody knows whether it would have gone on, and its session says when others do.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
 
 At = tuple[UUID, int]
+NEVER = -(1 << 62)
 ASKED_AGAIN_MS = 10_000
 """A member whose question has ended asks again before this time is over, unless nothing is left to ask."""
 Owner = Callable[[At], tuple[str, int]]
@@ -80,6 +83,8 @@ class Standing:
     answers: dict[At, Answer] = field(default_factory=dict)
     stalls: dict[At, Stall] = field(default_factory=dict)
     watches: dict[At, Watch] = field(default_factory=dict)
+    spoken: dict[str, int] = field(default_factory=dict)
+    """By member: the time at which it spoke last."""
     heard: set[str] = field(default_factory=set)
     """The members that have received an answer of this coordinator: they spoke again after it."""
     unlearned: dict[str, set[At]] = field(default_factory=dict)
@@ -89,7 +94,7 @@ class Standing:
 
     # -- positions -----------------------------------------------------------------------------------------------------
 
-    def raw(self, topic: TopicImage, partition: int, committed: int | None, owner: Owner, now_ms: int) -> int:
+    def raw(self, topic: TopicImage, partition: int, committed: int | None, owner: Owner) -> int:
         """The committed offset, or what stands for one: the owner's start. -1 stands for the log start."""
         at = topic.topic_id, partition
         report = self.reports.get(at)
@@ -105,7 +110,7 @@ class Standing:
             tenure = None
         if tenure is not None and at in self.unlearned.get(tenure.owner, ()):
             tenure = None
-        start = start_of(-1, reported, tenure, now_ms)
+        start = start_of(-1, reported, tenure, NEVER if tenure is None else self.spoken.get(tenure.owner, NEVER))
         if start > topic.log_start(partition):
             self.from_end.add(topic.topic_id)
         return start
@@ -134,9 +139,14 @@ class Standing:
     # -- owners --------------------------------------------------------------------------------------------------------
 
     def begin_tenure(self, topic: TopicImage, partition: int, member_id: str, timeout_ms: int, now_ms: int) -> None:
-        """Note the log end at which a member is given a partition without a committed offset."""
+        """Note the end, the lower of the two, at which a member is given a partition without a committed offset."""
         at = topic.topic_id, partition
-        self.tenures[at] = Tenure(member_id, now_ms, topic.log_end(partition), timeout_ms)
+        end = min(topic.log_end(partition), topic.stable_end(partition))
+        self.tenures[at] = Tenure(member_id, now_ms, end, timeout_ms)
+
+    def speak(self, member_id: str, now_ms: int) -> None:
+        """Note that a member has spoken."""
+        self.spoken[member_id] = now_ms
 
     def hear(self, member_id: str, now_ms: int) -> None:
         """Note that a member has received the last answer: its time in the partitions of that answer begins."""
@@ -158,6 +168,7 @@ class Standing:
             self.unlearned[member_id] = unlearned
         if not kept:
             self.heard.discard(member_id)
+            self.spoken.pop(member_id, None)
         for known in (self.reports, self.tenures, self.stalls):
             gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
             for at in gone:
@@ -181,10 +192,11 @@ class Standing:
         watch.position = position
         return True
 
-    def is_overdue(self, at: At, timeout_ms: int, log_end: int, now_ms: int) -> bool:
+    def is_overdue(self, at: At, timeout_ms: int, log_end: int) -> bool:
         """Whether gates that wait on this partition open by time."""
         watch = self.watches[at]
-        return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, now_ms)
+        spoke_ms = self.spoken.get(watch.owner, NEVER)
+        return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, spoke_ms)
 
     def stall(self, at: At, reached: int, done_below: Callable[[int], int]) -> bool:
         """Count `reached` as the position of an overdue partition; whether that is new.

@@ -103,6 +103,7 @@ class Images:
             lineage=lineage,
             log_start=partial(self._peers.log_start, topic.name),
             log_end=partial(self._peers.log_end, topic.name),
+            stable_end=partial(self._peers.stable_end, topic.name),
             loads=partial(self._peers.load, topic.name),
             highest_count=1 + max(count - 1, *topic.topic.partitions, *topic.topic.removed),
             accepts_ranges=ranges,

@@ -60,6 +60,9 @@ class Peers(Protocol):
     def log_end(self, topic: str, partition: int) -> int:
         """The end of a partition's log; 0 where it is not known now."""
 
+    def stable_end(self, topic: str, partition: int) -> int:
+        """Where the first open transaction of a partition begins, or the log end; 0 where it is not known now."""
+
     def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
         """What equal parts of a partition's interval cost readers, ascending; empty where it is not known well."""
 
@@ -129,6 +132,11 @@ class LocalPeers:
         """As `Peers.log_end`."""
         found = self._replicas.get(topic, partition)
         return 0 if found is None else found.log.end
+
+    def stable_end(self, topic: str, partition: int) -> int:
+        """As `Peers.stable_end`."""
+        found = self._replicas.get(topic, partition)
+        return 0 if found is None else found.last_stable_offset
 
     def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
         """As `Peers.load`."""

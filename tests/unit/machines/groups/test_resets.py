@@ -126,7 +126,7 @@ def test_an_owner_that_asked_for_the_earliest_offset_is_never_taken_for_one_that
     topic = grown()
     world, epoch = begun(topic)
     heard(world, {0: EARLIEST})
-    for _ in range(TIMEOUT_MS // 20_000 + 1):
+    for _ in range(TIMEOUT_MS // 20_000 + 2):
         world.advance(20_000)
         world.beat("A", epoch)
     assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
@@ -149,6 +149,10 @@ def test_a_gate_that_opened_because_an_owner_seemed_to_read_from_the_end_closes_
     world.beat("A", epoch)
     assert assigned(world) == "foo-0 foo-1"
     world.advance(TIMEOUT_MS // 3)
+    assert world.told(world.beat("A", epoch)) is None
+    world.advance(500)
+    stand = world.coordinator.keeper.of(GROUP).evaluated[FOO].stands[0]
+    assert stand.position == 6, "the owner does not seem to read from the end"
     heard(world, {0: EARLIEST})
     settle(world, "A", epoch)
     assert assigned(world) == "foo-0 foo-1"
@@ -198,5 +202,7 @@ def test_time_counts_from_when_the_owner_has_learned_of_its_partition() -> None:
     epoch = settle(world, "B", epoch)
     assert assigned(world, "B") == ""
     world.advance(2_000)
+    settle(world, "A", learned)
+    world.advance(1_000)
     settle(world, "B", epoch)
     assert assigned(world, "B") == "foo-1"

@@ -231,4 +231,6 @@ def test_a_partition_of_which_nothing_is_committed_is_waited_for_as_long_as_its_
         world.advance(29_000)
         assert world.told(world.beat("A", 2)) is None
     world.advance(2_000)
+    assert world.told(world.beat("A", 2)) is None, "nobody knew until now that the owner is alive after its time"
+    world.advance(1_000)
     assert world.told(world.beat("A", 2)) == "foo-0 foo-1"

@@ -141,6 +141,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             step.put(member_record(step.group_id, member_id, said))
     if request.member_epoch == JOINING:
         step.gate.forget(member_id)
+    step.gate.speak(member_id)
     anew = step.spoke(member_id, caller)
     if not anew:
         step.gate.hear(member_id)

@@ -1,0 +1,103 @@
+"""Gates that must not open by time: the owner of what they wait for cannot go on, or nobody knows whether it would.
+
+Every application commits what it is handed at once. Its poll interval, after which gates open by time, is shorter than
+a gate is closed here, as it may be in the field where a backlog, a transaction or the session of a dead member is long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from anabranch.client.sync import Producer
+from anabranch.machines.placement import place
+from anabranch.records.hashing import placement_hash
+from tests.support.applications import Stage, Workers, stage
+from tests.support.broker import BrokerProcess
+
+
+def name_at(*places: tuple[int, int]) -> str:
+    """A name for `Load.send` whose first key lies in these partitions at these counts, of one at creation."""
+    for name in map("n{}".format, itertools.count()):
+        hashed = placement_hash(f"{name}-0".encode())
+        if all(int(place(hashed, 1, count)) == partition for count, partition in places):
+            return name
+    raise AssertionError
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_partition_that_waits_at_a_gate_itself_is_waited_for(
+    shared: BrokerProcess, workers: Workers, protocol: str
+) -> None:
+    """Two partitions become one, then four: 2 and 3 wait for 0, which waits for a backlog that takes long."""
+    with stage(shared.address, f"behind-{protocol}", 1, workers) as it:
+        group = it.group(
+            members=2, commit="each", protocol=protocol, poll_interval_ms=2_500, delay_ms=50, records_max=4
+        )
+        it.until_all_owned()
+        it.resize(2)
+        it.until(lambda: all(len(member.owned) == 1 for member in group.members), "one has everything")
+        in_1, in_0 = name_at((2, 1), (4, 3)), name_at((2, 0), (4, 2))
+        it.load.send(100, keys=1, name=in_1)
+        for count in (1, 4):
+            it.resize(count)
+            it.load.send(3, keys=1, name=in_1)
+            it.load.send(3, keys=1, name=in_0)
+        it.finish()
+        assert {number for _, number in group.edge.by_partition} == {0, 1, 2, 3} and group.edge.moves >= 3
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_a_partition_with_an_open_transaction_is_waited_for(
+    shared: BrokerProcess, workers: Workers, library: str
+) -> None:
+    """One transaction has records before and after a resize; it is open for twice the poll interval."""
+    with stage(shared.address, f"open-{library}", 1, workers) as it:
+        group = it.group(library, members=2, commit="each", poll_interval_ms=1_500, isolation="read_committed")
+        it.until_all_owned()
+        name = name_at((2, 1))
+        it.load.send(3, keys=1, name=name)
+        group.read_all()
+        with Producer(shared.address, transactional_id=it.topic) as producer:
+            producer.init_transactions()
+            with producer.transaction():
+                send_in_transaction(it, producer, name, 5)
+                it.resize(2)
+                send_in_transaction(it, producer, name, 5)
+                it.keeps(lambda: not group.owners(1) and not group.handed_from[1], "the gate opened by time", 3.0)
+        it.finish()
+        assert group.edge.moves == 1
+
+
+def send_in_transaction(it: Stage, producer: Producer, name: str, count: int) -> None:
+    """Send records of one key as a part of an open transaction."""
+    load, stream = it.load, (name, f"{name}-0")
+    for _ in range(count):
+        number = load.sent[stream]
+        load.sent[stream] = number + 1
+        found = producer.send(it.topic, f"1|{name}|{name}-0|{number}", key=f"{name}-0")
+        producer.flush()
+        load.places[stream][number] = (f"{it.topic}~1", found.result().partition), found.result().offset
+        load.appended_ms[stream, number] = time.monotonic_ns() // 1_000_000
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_a_partition_of_a_dead_member_is_waited_for(shared: BrokerProcess, workers: Workers, library: str) -> None:
+    """The session is longer than the poll interval: others read what the dead member has left when that is over."""
+    with stage(shared.address, f"dead-{library}", 1, workers) as it:
+        it.admin.alter_configs("group", f"{it.topic}-g0", {"consumer.session.timeout.ms": "6000"})
+        group = it.group(library, process="dead", commit="each", poll_interval_ms=1_500, delay_ms=20, records_max=5)
+        it.until_all_owned()
+        it.load.send(20)
+        it.until(lambda: group.handed_from[0] > 10, "nothing is read")
+        group.join(process="heir")
+        it.until(lambda: len(it.admin.describe_groups(group.name)[group.name].members) == 2, "the heir does not come")
+        group.members[0].stand(1.2)
+        it.resize(2)
+        it.load.send(5)
+        time.sleep(0.5)
+        group.members[0].kill()
+        it.finish()
+        assert group.edge.moves > 0 and group.members[1].handed > 0

@@ -1,0 +1,136 @@
+"""For how long a gate waits for an owner: its time counts while it can go on, and as far as it is known to be alive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.lineage import Lineage
+from tests.unit.machines.groups.test_positions_asked import FOO, TIMEOUT_MS, Asking, classic_group, grown, settle
+
+STEP_MS = 10_000
+END, BACKLOG = 10, 50
+"""Where partition 0 ends in the layout of one partition, and what is left to read of partition 1 before that."""
+
+
+def image_of(version: int, *counts: int, stable: Callable[[int], int] = lambda _: 100) -> Image:
+    """Topic foo with one partition at its creation: `BACKLOG` records in partition 1, then `END` in partition 0."""
+    ends = [{0: 0, 1: BACKLOG}, {0: END, 1: BACKLOG}][: len(counts) - 1]
+    lineage = Lineage.of_ends(1, counts, ends) if ends else Lineage.flat(counts[0])
+    topic = TopicImage(FOO, "foo", range(counts[-1]), range(counts[-1], 2), lineage, lambda _: 0, lambda _: 100, 1)
+    return Image(version, {"foo": replace(topic, stable_end=stable)})
+
+
+def passes(world: Asking, seconds: int, **epochs: int) -> None:
+    """Let time pass while these members beat."""
+    for _ in range(1_000 * seconds // STEP_MS):
+        world.advance(STEP_MS)
+        for member, epoch in epochs.items():
+            world.beat(member, epoch)
+
+
+def has(world: Asking, member: str, partition: int) -> bool:
+    return f"foo-{partition}" in world.named(world.group.members[member].assigned).split()
+
+
+def test_the_time_of_an_owner_does_not_count_while_its_records_wait_at_a_gate_themselves() -> None:
+    """Two partitions became one, then four: 2 waits for the end of 0, and 0 for all of 1, which takes long."""
+    world = Asking(image_of(1, 2))
+    a = world.join("A").member_epoch
+    b = world.join("B").member_epoch
+    for _ in range(2):
+        a, b = settle(world, "A", a), settle(world, "B", b)
+    first, second = ("A", "B") if has(world, "A", 0) else ("B", "A")
+    assert has(world, first, 0) and has(world, second, 1)
+    world.set_topics(image_of(2, 2, 1))
+    world.set_topics(image_of(3, 2, 1, 4))
+    for _ in range(2):
+        a, b = settle(world, "A", a), settle(world, "B", b)
+    epochs = {"A": a, "B": b}
+    world.commit(first, epochs[first], 0, 0)
+    for read in range(5, BACKLOG, 5):
+        world.commit(second, epochs[second], 1, read)
+        passes(world, 30, **epochs)
+        assert not has(world, "A", 2) and not has(world, "B", 2), "nobody was given the records that 2 waits for"
+    world.commit(second, epochs[second], 1, BACKLOG)
+    passes(world, TIMEOUT_MS // 1_000 - 20, **epochs)
+    assert not has(world, "A", 2) and not has(world, "B", 2)
+    passes(world, 40, **epochs)
+    assert has(world, "A", 2) or has(world, "B", 2)
+
+
+def test_of_a_classic_owner_neither() -> None:
+    world = Asking(image_of(1, 2))
+    member, generation = classic_group(world)
+    world.set_topics(image_of(3, 2, 1, 4))
+
+    def passes(read: int, seconds: int) -> bool:
+        """Commit in partition 1, let time pass; whether partition 0 is said to be overdue."""
+        world.commit(member, generation, 1, read)
+        for _ in range(seconds):
+            world.advance(1_000)
+            world.beat_classic(member, generation)
+        answer = world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+        return world.told_of(answer)[0][3]
+
+    for read in range(5, BACKLOG, 5):
+        assert not passes(read, 30), "nobody was given the records of partition 0"
+    assert not passes(BACKLOG, TIMEOUT_MS // 1_000 - 20)
+    assert passes(BACKLOG, 40)
+
+
+def test_the_time_of_an_owner_does_not_count_while_a_transaction_is_open() -> None:
+    """It reads what is committed: there is nothing that it could commit. Afterwards its time counts from the start."""
+    open_at = [3]
+    world = Asking(Image(1, dict(grown().by_name)))
+    topic = replace(world.image.by_name["foo"], stable_end=lambda _: open_at[0])
+    world.set_topics(Image(2, {"foo": replace(topic, partitions=(0,), lineage=Lineage.flat(1))}))
+    a = world.join("A").member_epoch
+    a = settle(world, "A", a)
+    world.commit("A", a, 0, 3)
+    world.set_topics(Image(3, {"foo": topic}))
+    a = settle(world, "A", a)
+    passes(world, 10 * TIMEOUT_MS // 1_000, A=a)
+    assert not has(world, "A", 1)
+    open_at[0] = 100
+    passes(world, TIMEOUT_MS // 1_000 - 10, A=a)
+    assert not has(world, "A", 1)
+    passes(world, 30, A=a)
+    assert has(world, "A", 1)
+
+
+def test_an_owner_that_could_not_read_anything_is_not_taken_for_one_that_reads_from_the_end() -> None:
+    """A transaction was open from the first record on when it was given the partition."""
+    open_at = [0]
+    topic = replace(grown().by_name["foo"], stable_end=lambda _: open_at[0])
+    world = Asking(Image(1, {"foo": replace(topic, partitions=(0,), lineage=Lineage.flat(1))}))
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(Image(2, {"foo": topic}))
+    a = settle(world, "A", a)
+    passes(world, 2 * TIMEOUT_MS // 1_000, A=a)
+    open_at[0] = 100
+    passes(world, TIMEOUT_MS // 1_000 - 10, A=a)
+    assert not has(world, "A", 1)
+    passes(world, 30, A=a)
+    assert has(world, "A", 1)
+
+
+def test_the_time_of_an_owner_counts_up_to_when_it_spoke_last() -> None:
+    """Its process is dead, and its session longer than its poll interval: others read its records when that is over."""
+    topic = grown().by_name["foo"]
+    for committed in (None, 3):
+        world = Asking(Image(1, {"foo": replace(topic, partitions=(0,), lineage=Lineage.flat(1))}))
+        a = settle(world, "A", world.join("A", rebalance_timeout_ms=10_000).member_epoch)
+        if committed is not None:
+            world.commit("A", a, 0, committed)
+        world.set_topics(Image(2, {"foo": topic}))
+        a = settle(world, "A", a)
+        b = settle(world, "B", world.join("B", rebalance_timeout_ms=10_000).member_epoch)
+        a = settle(world, "A", a)
+        assert has(world, "A", 0)
+        passes(world, 30, B=b)
+        assert "A" in world.group.members and not has(world, "B", 1)
+        a = settle(world, "A", a)
+        passes(world, 20, A=a, B=b)
+        assert has(world, "B", 1)
