@@ -6,13 +6,14 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
-from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FrameChannel, FrameError
+from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FrameChannel, FrameError
 from anabranch.runtime.net.pool import MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
@@ -112,6 +113,28 @@ def test_channels_take_turns_however_many_frames_one_has() -> None:
         await many.until(lambda: len(many.frames) == 1_000)
         assert many.frames == [b"%d" % number for number in range(1_000)]
         assert many.pool.in_use == 0
+        for peer in (many, other):
+            peer.channel.close()
+            peer.sock.close()
+
+    run(scenario)
+
+
+class SlowPeer(Peer):
+    def on_frame(self, frame: memoryview) -> None:
+        super().on_frame(frame)
+        time.sleep(2 * FRAMES_TURN_S)
+
+
+def test_a_turn_is_over_after_a_frame_that_takes_long() -> None:
+    async def scenario() -> None:
+        many, other = SlowPeer(landing=1 << 20), Peer()
+        await many.send(b"".join(map(frame, [b"slow"] * 20)))
+        await other.send(frame(b"x"))
+        while not other.frames:
+            await asyncio.sleep(0)
+        assert len(many.frames) <= 3
+        await many.until(lambda: len(many.frames) == 20)
         for peer in (many, other):
             peer.channel.close()
             peer.sock.close()

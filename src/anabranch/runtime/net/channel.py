@@ -16,6 +16,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 from anabranch.runtime.loop_steps import timed
@@ -26,6 +27,8 @@ READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 """The bytes one channel may receive before the other channels have their turn."""
 FRAMES_PER_TURN_MAX = 16
 """The frames one channel may hand over before the other channels have their turn, however small they are."""
+FRAMES_TURN_S = 0.0005
+"""After so long it is the others' turn, too: a hundred channels keep another one waiting for 50 ms."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
@@ -248,7 +251,7 @@ class FrameChannel:
         """Hand over whole frames in `data`, as many as one turn may; return the bytes that are done with."""
         position = 0
         end = len(data)
-        turn = FRAMES_PER_TURN_MAX
+        turn, turn_end = FRAMES_PER_TURN_MAX, perf_counter() + FRAMES_TURN_S
         self._consuming = self._gathering = True
         try:
             while turn and end - position >= 4 and not self._paused and not self.closed:
@@ -264,6 +267,8 @@ class FrameChannel:
                 with data[position : position + size] as frame:
                     self._handler.on_frame(frame)
                 position += size
+                if turn and end - position >= 4 and perf_counter() > turn_end:
+                    break
         finally:
             self._consuming = self._gathering = False
             if self._out and not self._writing:
