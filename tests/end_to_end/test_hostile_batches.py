@@ -114,6 +114,12 @@ HOSTILE = {
         framed(gzip.compress(plain(1)[:3]) + gzip.compress(plain(1)[3:]), Compression.GZIP),
         ErrorCode.INVALID_RECORD,
     ),
+    "gzip with a name of 900,000 letters": (
+        framed(
+            b"\x1f\x8b\x08\x08" + bytes(6) + b"n" * 900_000 + b"\0" + gzip.compress(plain(1))[10:], Compression.GZIP
+        ),
+        ErrorCode.INVALID_RECORD,
+    ),
     "bytes behind a member of gzip": (
         framed(gzip.compress(plain(1)) + bytes(8), Compression.GZIP),
         ErrorCode.INVALID_RECORD,

@@ -45,6 +45,9 @@ _LZ4_HEADER = bytes.fromhex("04224d18 60 40 82")
 """Magic, version 1 with independent blocks (all that Java reads) and no checksums, 64 KiB blocks, header checksum."""
 _LZ4_BLOCK_SIZE = 64 * 1024
 _LZ4_STORED = 1 << 31
+_GZIP_FIELDS = 0x1C
+"""The flags of extra fields, a name and a comment, whose length readers bound in different ways."""
+_GZIP_HEAD_SIZE = 2_048
 _GROWTH = 4
 _HINT_RATIO_MAX = 32
 _OUTPUT_SIZE_MIN = 4 * 1024
@@ -276,6 +279,10 @@ def gunzip(data: Bytes, size_max: int) -> bytes:
     """
     member = zlib.decompressobj(zlib.MAX_WBITS | 16)
     try:
+        if data[3:4] and data[3] & _GZIP_FIELDS:
+            begun = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(memoryview(data)[:_GZIP_HEAD_SIZE], 1)
+            if not begun:
+                raise DecodeError("malformed GZIP records: the fields before them are too long")
         plain = member.decompress(data, size_max + 1)
     except zlib.error as error:
         raise DecodeError(f"malformed GZIP records: {error}") from None

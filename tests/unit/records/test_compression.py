@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import random
 import tracemalloc
 import zlib
@@ -13,7 +14,15 @@ from hypothesis import strategies as st
 from kafka import codec as peer
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.compression import Compression, OutputTooSmallError, compress, decompress, decompress_into
+from anabranch.records.compression import (
+    Compression,
+    ExpandsTooFarError,
+    OutputTooSmallError,
+    compress,
+    decompress,
+    decompress_into,
+    gunzip,
+)
 
 CODECS = [codec for codec in Compression if codec is not Compression.NONE]
 PEERS = {
@@ -99,6 +108,20 @@ def test_what_a_gzip_trailer_says_of_its_size_is_not_believed(said: int) -> None
         assert tracemalloc.get_traced_memory()[1] < 40 * len(honest)
     finally:
         tracemalloc.stop()
+
+
+def test_gzip_is_taken_as_every_client_reads_it() -> None:
+    sample = SAMPLES[4]
+    plain = gzip.compress(sample)
+    named = plain[:3] + b"\x08" + plain[4:10] + b"name\0" + plain[10:]
+    for content in (plain, named):
+        assert gunzip(content, len(sample)) == decompress(Compression.GZIP, content, len(sample)) == sample
+        with pytest.raises(ExpandsTooFarError):
+            gunzip(content, len(sample) - 1)
+    endless = plain[:3] + b"\x08" + plain[4:10] + b"n" * 70_000 + b"\0" + plain[10:]
+    for content in (endless, plain + plain, plain + b"\0", plain[:-1], plain[:5], plain[:3], b""):
+        with pytest.raises(DecodeError):
+            gunzip(content, len(sample))
 
 
 def test_what_a_zstd_frame_says_of_its_size_is_not_believed() -> None:
