@@ -12,12 +12,14 @@ from collections.abc import Callable
 
 from anabranch.base.limits import DISK_FREE_SIZE_MIN
 from anabranch.runtime.clock import Clock
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.metrics import Metrics
 
 events = EventLogger("disk")
 LOOK_INTERVAL_MS = 100
 """What other programs write is noticed that late; what is appended counts at once."""
+LINES_INTERVAL_S, LINES_MAX = 10.0, 4
+"""Lines of the log, at most so many in the interval: temporary files come and go at the bound."""
 
 
 class DiskSpace:
@@ -34,6 +36,7 @@ class DiskSpace:
         """Bytes for records, by the last look and what was appended since."""
         self._look_due_ms: int | None = None
         self._refusing = False
+        self._lines = EventLimit(LINES_INTERVAL_S, LINES_MAX)
         self._refused = metrics.counter(
             "anabranch_disk_refused_batches_total", "Batches refused for want of space on the disk."
         )
@@ -59,6 +62,8 @@ class DiskSpace:
         self._left = free - self._free_min - size
         if (self._left < 0) != self._refusing:
             self._refusing = self._left < 0
+            if self._lines.admit(self._clock.monotonic_ms() / 1000) is None:
+                return
             if self._refusing:
                 events.error("records refused: the disk is nearly full", free=free, free_min=self._free_min)
             else:

@@ -53,10 +53,15 @@ def test_records_are_refused_before_the_disk_is_full_and_taken_when_there_is_spa
     disk.free = 0
     clock.at_ms += LOOK_INTERVAL_MS
     assert space.refusal(1) is not None, "another program has filled the disk"
+    for free in (10_000, 0) * 10:
+        disk.free = free
+        clock.at_ms += LOOK_INTERVAL_MS
+        space.refusal(1)
     assert [record.message for record in caplog.records] == [
         "records refused: the disk is nearly full",
         "records taken again: the disk has space",
         "records refused: the disk is nearly full",
+        "records taken again: the disk has space",
     ]
 
 
