@@ -27,6 +27,7 @@ from tests.sharing_mutations import SHARING
 from tests.slice_mutations import COOPERATIVE
 from tests.support.mutations import PYTEST, Edit, Mutation
 from tests.table_mutations import TABLES
+from tests.time_mutations import TIME
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 900
@@ -265,7 +266,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + RELIABILITY + SHARING + COOPERATIVE + TABLES
+MUTATIONS = ORDER + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

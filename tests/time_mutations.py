@@ -1,0 +1,48 @@
+"""Mutations of what opens gates by time (ADR 0062)."""
+
+from __future__ import annotations
+
+from tests.support.mutations import PYTEST, Edit, Mutation
+
+BY_TIME = "tests/end_to_end/test_gates_by_time.py"
+OWNERS = (*PYTEST, "tests/unit/machines/groups/test_time_of_owners.py")
+GOES_ON = "    return position < topic.stable_end(partition) and (made is None or partition not in made.closed)\n"
+
+TIME = (
+    Mutation(
+        "the time of an owner counts while its records wait at a gate themselves",
+        (Edit("machines/groups/gates.py", GOES_ON, "    return position < topic.stable_end(partition)\n"),),
+        OWNERS,
+        f"{BY_TIME}::test_a_partition_that_waits_at_a_gate_itself_is_waited_for",
+    ),
+    Mutation(
+        "the time of an owner counts while a transaction is open",
+        (
+            Edit("machines/groups/gates.py", GOES_ON, "    return made is None or partition not in made.closed\n"),
+            Edit(
+                "machines/groups/standing.py",
+                "        end = min(topic.log_end(partition), topic.stable_end(partition))\n",
+                "        end = topic.log_end(partition)\n",
+            ),
+        ),
+        OWNERS,
+        f"{BY_TIME}::test_a_partition_with_an_open_transaction_is_waited_for",
+    ),
+    Mutation(
+        "the time of an owner counts when it is silent",
+        (
+            Edit(
+                "machines/groups/standing.py",
+                "        spoke_ms = self.spoken.get(watch.owner, NEVER)\n",
+                "        spoke_ms = 1 << 62\n",
+            ),
+            Edit(
+                "machines/groups/standing.py",
+                "NEVER if tenure is None else self.spoken.get(tenure.owner, NEVER))",
+                "NEVER if tenure is None else 1 << 62)",
+            ),
+        ),
+        OWNERS,
+        f"{BY_TIME}::test_a_partition_of_a_dead_member_is_waited_for",
+    ),
+)
