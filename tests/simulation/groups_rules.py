@@ -163,6 +163,7 @@ class Rules:
                 self.counts["epochs"] += 1
             if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
                 self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
+                self._look_anew(group_id)
             if changed:
                 self.positions.begin(machine, group_id)
                 self._hold(machine, group_id)
@@ -562,6 +563,11 @@ class Rules:
             waited_ms = self.world.now_ms - self._waits_idly.setdefault(at, self.world.now_ms)
             assert waited_ms <= self._looked_at_in_ms(at), f"{at} waits since {waited_ms} ms for nothing: {member}"
 
+    def _look_anew(self, group_id: str) -> None:
+        """Forget since when partitions of a group wait: its coordinator has forgotten what leaders have answered."""
+        for at in [at for at in self._waits_idly if at[0] == group_id]:
+            del self._waits_idly[at]
+
     def _looked_at_in_ms(self, waits: tuple[str, UUID, int]) -> int:
         """The time in which a coordinator notices that nothing is left before a partition that waits.
 
@@ -590,8 +596,8 @@ class Rules:
         """Restart all sessions; classic members that were not stored are removed."""
         self.counts["loads"] += 1
         self._changes = []
-        for at in [at for at in self._waits_idly if self.world.broker_of(at[0]) is broker]:
-            del self._waits_idly[at]
+        for group_id in {at[0] for at in self._waits_idly if self.world.broker_of(at[0]) is broker}:
+            self._look_anew(group_id)
         broker.expired_ms = self.world.now_ms
         for group_id, before in broker.lost.items():
             now = see(machine.groups.get(group_id))
