@@ -40,6 +40,9 @@ class Leaders:
     def log_end(self, topic: str, partition: int) -> int:
         return 7
 
+    def stable_end(self, topic: str, partition: int) -> int:
+        return 5
+
     def load(self, topic: str, partition: int, held: Interval) -> Sequence[float]:
         return [held.start, held.end, partition]
 
