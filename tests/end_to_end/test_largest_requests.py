@@ -9,6 +9,12 @@ from uuid import UUID
 
 import pytest
 
+from anabranch.protocol.messages.create_partitions import (
+    CreatePartitionsAssignment,
+    CreatePartitionsRequest,
+    CreatePartitionsTopic,
+)
+from anabranch.protocol.messages.create_topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -18,6 +24,7 @@ from anabranch.protocol.messages.offset_commit import (
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from tests.fuzz.arrays import DEEP, DIFFERING, PARTITIONS, SAME, TIMEOUT_S, TOPIC, Place, begin, send
 from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch
 
@@ -102,3 +109,33 @@ def test_a_partition_that_a_fetch_names_often_wakes_it_once(rig: Rig) -> None:
             return len(topic.partitions)
 
         assert in_short_steps(rig.broker, woken) == 1
+
+
+def test_assignments_of_many_partitions_are_read_in_short_steps(rig: Rig) -> None:
+    given = [CreatableReplicaAssignment(partition_index=it, broker_ids=[1]) for it in range(60_000)]
+    fresh = CreatableTopic(name="assigned", num_partitions=-1, replication_factor=-1, assignments=given)
+    create = CreateTopicsRequest(topics=[fresh], timeout_ms=60_000, validate_only=True)
+    more = CreatePartitionsTopic(
+        name=TOPIC,
+        count=PARTITIONS + 60_000,
+        assignments=[CreatePartitionsAssignment(broker_ids=[1]) for _ in range(60_000)],
+    )
+    resize = CreatePartitionsRequest(topics=[more], timeout_ms=60_000, validate_only=True)
+    with WireClient(rig.broker.port, TIMEOUT_S) as client:
+        (created,) = in_short_steps(rig.broker, lambda: client.call(create)).topics
+        assert (created.error_code, created.num_partitions) == (0, 60_000), created
+        (resized,) = in_short_steps(rig.broker, lambda: client.call(resize)).results
+        assert resized.error_code == 0, resized
+
+
+def test_a_group_of_many_members_is_described_in_short_steps(rig: Rig) -> None:
+    members = 60
+    with GroupClient(rig.broker.port, 60) as client:
+        client.ready("host")
+        for number in range(members):
+            joined = client.beat("host", f"m{number}", 0, topics=["nowhere"])
+            assert joined.error_code == 0, joined
+        described = in_short_steps(rig.broker, lambda: client.described("host"))
+        assert sorted(it.member_id for it in described.members) == sorted(f"m{number}" for number in range(members))
+        assert [it.member_id for it in described.members] == sorted(it.member_id for it in described.members)
+        assert {tuple(it.subscribed_topic_names) for it in described.members} == {("nowhere",)}

@@ -15,19 +15,22 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Literal, NamedTuple, TypeVar
 
 from anabranch.runtime.events import EventLogger
 
 events = EventLogger("metrics")
 SAMPLES_PER_STEP = 200
-"""Counters, histograms or samples of a gauge read in one step of the event loop."""
+"""Counters, histograms or samples of a gauge read in one step of the event loop, and things without one."""
 
 Key = TypeVar("Key")
 T = TypeVar("T")
 Labels = Mapping[str, str]
+LabelItems = tuple[tuple[str, str], ...]
 Sample = tuple[Labels, float]
+Looked = int
+"""So many things were looked at for a metric, and none of them has a sample."""
 Buckets = tuple[Labels, list[tuple[str, int]], float]
 """Labels, cumulative counts by upper bound (`le`), and the sum of the values."""
 
@@ -89,39 +92,66 @@ class Metrics:
     """The registry of one broker."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, dict[tuple[tuple[str, str], ...], Counter]] = {}
-        self._histograms: dict[str, dict[tuple[tuple[str, str], ...], Histogram]] = {}
-        self._gauges: dict[str, Callable[[], Iterable[Sample]]] = {}
+        self._counters: dict[str, dict[LabelItems, Counter]] = {}
+        self._histograms: dict[str, dict[LabelItems, Histogram]] = {}
+        self._gauges: dict[str, Callable[[], Iterable[Sample | Looked]]] = {}
+        self._labelled: dict[tuple[str, str], set[tuple[str, LabelItems]]] = {}
+        """The names and labels of counters and histograms, by each of their labels."""
         self._help: dict[str, str] = {}
 
     def counter(self, name: str, doc: str, **labels: str) -> Counter:
         """Return the counter of that name and those labels, made on first use. `name` ends in `_total`."""
         self._help[name] = doc
-        return self._counters.setdefault(name, {}).setdefault(tuple(labels.items()), Counter())
+        return self._made(self._counters.setdefault(name, {}), name, tuple(labels.items()), Counter)
 
     def histogram(self, name: str, doc: str, **labels: str) -> Histogram:
         """Return the histogram of that name and those labels, made on first use. `name` ends in its unit."""
         self._help[name] = doc
-        return self._histograms.setdefault(name, {}).setdefault(tuple(labels.items()), Histogram())
+        return self._made(self._histograms.setdefault(name, {}), name, tuple(labels.items()), Histogram)
+
+    def _made(self, known: dict[LabelItems, T], name: str, labels: LabelItems, make: Callable[[], T]) -> T:
+        found = known.get(labels)
+        if found is None:
+            found = known[labels] = make()
+            for label in labels:
+                self._labelled.setdefault(label, set()).add((name, labels))
+        return found
 
     def gauge(self, name: str, doc: str, read: Callable[[], float]) -> None:
         """Call `read` at every scrape."""
         self.gauges(name, doc, lambda: [({}, read())])
 
-    def gauges(self, name: str, doc: str, read: Callable[[], Iterable[Sample]]) -> None:
-        """Call `read` for labelled samples at every scrape; an iterator is read in steps, and must bear changes."""
+    def gauges(self, name: str, doc: str, read: Callable[[], Iterable[Sample | Looked]]) -> None:
+        """Call `read` for labelled samples at every scrape; an iterator is read in steps, and must bear changes.
+
+        What it looks at without a sample it tells by numbers (`Looked`): they are part of its steps.
+        """
         self._help[name] = doc
         self._gauges[name] = read
 
+    def total(self, name: str, doc: str, read: Callable[[], Iterable[float]]) -> None:
+        """Sum what `read` gives at every scrape, in steps."""
+
+        def summed() -> Iterator[Sample | Looked]:
+            total = 0.0
+            for each in read():
+                total += each
+                yield 1
+            yield {}, total
+
+        self.gauges(name, doc, summed)
+
     def forget(self, **labels: str) -> None:
         """Drop the counters and histograms that carry all of `labels`: those of a deleted topic."""
-        gone = set(labels.items())
-        for counters in self._counters.values():
-            for key in [key for key in counters if gone <= set(key)]:
-                del counters[key]
-        for histograms in self._histograms.values():
-            for key in [key for key in histograms if gone <= set(key)]:
-                del histograms[key]
+        carry = [self._labelled.get(label, set()) for label in labels.items()]
+        for name, gone in set.intersection(*carry):
+            for known in (self._counters, self._histograms):
+                known.get(name, {}).pop(gone, None)
+            for label in gone:
+                alike = self._labelled[label]
+                alike.discard((name, gone))
+                if not alike:
+                    del self._labelled[label]
 
     async def families(self) -> list[Family]:
         """Read every metric, on the loop; other work of the loop runs after every `SAMPLES_PER_STEP` counters."""
@@ -141,10 +171,17 @@ class Metrics:
         for name, read in list(self._gauges.items()):
             read_so_far: list[Sample] = []
             try:
-                samples = iter(read())
-                while some_read := list(islice(samples, SAMPLES_PER_STEP)):
-                    read_so_far += some_read
-                    await asyncio.sleep(0)
+                looked = 0
+                for sample in read():
+                    if isinstance(sample, int):
+                        looked += sample
+                    else:
+                        read_so_far.append(sample)
+                        looked += 1
+                    if looked >= SAMPLES_PER_STEP:
+                        looked = 0
+                        await asyncio.sleep(0)
+                await asyncio.sleep(0)
             except Exception as error:  # ours: the other metrics are served
                 events.error("metric not read", exception=error, metric=name)
                 continue

@@ -65,7 +65,8 @@ class Syncs:
             else:
                 self._threads.run(file.sync, job.told)
         if not files:
-            asyncio.get_running_loop().call_soon(done, None)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(timed(loop, "commit", done), None)
 
     def run(self, work: Callable[[], None], done: Told) -> None:
         """Run blocking work in a thread, then call `done` with its OSError, or None."""
@@ -234,7 +235,7 @@ class _Threads:
             if not self._telling:
                 self._telling = True
                 with contextlib.suppress(RuntimeError):  # The loop is closed: no callback can run.
-                    loop.call_soon_threadsafe(self._tell)
+                    loop.call_soon_threadsafe(timed(loop, "commit", self._tell))
 
     def _tell(self) -> None:
         self._telling = False

@@ -23,7 +23,7 @@ from anabranch.runtime.descriptors import Shares, raise_limit, share
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
-from anabranch.runtime.metrics import Labels, Metrics, MetricsServer
+from anabranch.runtime.metrics import Labels, Looked, Metrics, MetricsServer, Sample
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
@@ -358,10 +358,10 @@ class Broker:
         context = self.context
         gauge, gauges = context.metrics.gauge, context.metrics.gauges
         gauge("kafka_server_replicamanager_partitioncount", "Partitions.", lambda: len(context.replicas))
-        gauge(
+        context.metrics.total(
             "kafka_server_replicamanager_offlinereplicacount",
             "Partitions whose log is damaged.",
-            lambda: sum(partition.offline_reason is not None for partition in context.replicas),
+            lambda: (partition.offline_reason is not None for partition in context.replicas),
         )
         gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: context.view.topic_count)
         gauge(
@@ -369,10 +369,10 @@ class Broker:
             "Topics that are being resized.",
             lambda: context.view.resizing_count,
         )
-        gauge(
+        context.metrics.total(
             "anabranch_retiring_partitions",
             "Partitions that take no more appends and are still read.",
-            lambda: sum(partition.retiring for partition in context.replicas),
+            lambda: (partition.retiring for partition in context.replicas),
         )
         context.fetches.describe_in(context.metrics)
         gauge(
@@ -409,12 +409,12 @@ class Broker:
         name = "anabranch_controller_resize_waiting_seconds"
         gauges(name, "How long a partition has held up the resize of its topic.", held_up)
 
-        def per_partition(read: str) -> Iterator[tuple[Labels, float]]:
-            return (
-                ({"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read)))
-                for it in context.replicas
-                if it.offline_reason is None and it.log.end  # Partitions without records say nothing.
-            )
+        def per_partition(read: str) -> Iterator[Sample | Looked]:
+            for it in context.replicas:
+                if it.offline_reason is None and it.log.end:
+                    yield {"topic": it.name.topic, "partition": str(it.name.partition)}, float(getattr(it.log, read))
+                else:  # Partitions without records say nothing.
+                    yield 1
 
         gauges("kafka_log_log_size_bytes", "Bytes of a partition's log.", lambda: per_partition("size"))
         gauges("kafka_log_log_logstartoffset", "Where a log starts.", lambda: per_partition("log_start"))

@@ -20,7 +20,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch.runtime import exposition
 from anabranch.runtime.exposition import LoopCollector
-from anabranch.runtime.metrics import SAMPLES_PER_STEP, Family, Metrics, MetricsServer, Sample
+from anabranch.runtime.metrics import (
+    SAMPLES_PER_STEP,
+    Counter,
+    Family,
+    LabelItems,
+    Looked,
+    Metrics,
+    MetricsServer,
+    Sample,
+)
 
 T = TypeVar("T")
 
@@ -330,3 +339,55 @@ asyncio.run(run())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
+def test_the_loop_goes_on_within_metrics_of_things_of_which_few_have_a_sample() -> None:
+    """Of 100,000 partitions without records each metric took 40 ms in one step."""
+    metrics = Metrics()
+    count, read = 5 * SAMPLES_PER_STEP, 0
+    at_once: list[int] = []
+
+    def looked() -> Iterator[int]:
+        nonlocal read
+        for _ in range(count):
+            read += 1
+            yield 1
+
+    def samples() -> Iterator[Sample | Looked]:
+        yield from looked()
+        yield {"partition": "last"}, 1.0
+
+    async def run() -> list[Family]:
+        nonlocal read
+        metrics.gauges("few", "Few.", samples)
+        metrics.total("sum", "Sum.", looked)
+        reading = asyncio.create_task(metrics.families())
+        while not reading.done():
+            before = read
+            await asyncio.sleep(0)
+            at_once.append(read - before)
+        return reading.result()
+
+    few, total = asyncio.run(run())
+    assert [*few.samples] == [({"partition": "last"}, 1.0)] and [*total.samples] == [({}, float(count))]
+    assert 0 < max(at_once) <= SAMPLES_PER_STEP
+
+
+def test_forgetting_a_topic_looks_at_its_own_metrics_alone() -> None:
+    """Each deleted topic looked at the counters of all others."""
+
+    class Unread(dict[LabelItems, Counter]):
+        def __iter__(self) -> Iterator[LabelItems]:
+            raise AssertionError("all counters are read")
+
+    metrics = Metrics()
+    metrics._counters["bytes_total"] = Unread()
+    for number in range(3):
+        metrics.counter("bytes_total", "Bytes.", topic=f"t{number}", partition="0").add()
+    metrics.forget(topic="t1", partition="1")
+    metrics.forget(topic="unknown")
+    assert len(metrics._counters["bytes_total"]) == 3
+    metrics.forget(topic="t1", partition="0")
+    assert len(metrics._counters["bytes_total"]) == 2
+    assert set(metrics._labelled) == {("topic", "t0"), ("topic", "t2"), ("partition", "0")}
+    assert metrics.counter("bytes_total", "Bytes.", topic="t1", partition="0").value == 0

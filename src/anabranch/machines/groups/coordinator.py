@@ -585,12 +585,17 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         """A classic group."""
         return views.describe_group(self.groups.get(group_id), group_id, self.positions)
 
-    def describe_consumer_group(self, group_id: str, now_ms: int = 0) -> DescribedConsumerGroup:
+    def view_consumer_group(self, group_id: str, now_ms: int = 0) -> views.ConsumerGroupView:
         """A group of the consumer protocol and its members: current and target assignments, and what waits."""
         group = self.groups.get(group_id)
-        found = views.describe_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
-        return with_waiting(found, self.keeper, group, now_ms)
+        found = views.view_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
+        with_waiting(found.group, self.keeper, group, now_ms)
+        return found
 
-    def states(self) -> Counter[tuple[str, str]]:
-        """The number of groups, by protocol and state."""
+    def describe_consumer_group(self, group_id: str, now_ms: int = 0) -> DescribedConsumerGroup:
+        """As `view_consumer_group`, with the members described."""
+        return self.view_consumer_group(group_id, now_ms).described()
+
+    def states(self) -> Iterator[tuple[tuple[str, str], int]]:
+        """The protocol and state of each group, and how many members were looked at for that."""
         return views.states(self.groups)

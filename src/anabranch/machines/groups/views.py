@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
-from anabranch.machines.groups.consumer.group import Assignment, ConsumerGroup, GroupState, Member
+from anabranch.machines.groups.consumer.group import NOTHING, Assignment, ConsumerGroup, GroupState, Member
 from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges
 from anabranch.machines.groups.consumer.target import assignor_name
 from anabranch.machines.groups.image import Image
@@ -40,12 +40,13 @@ def list_groups(groups: Mapping[str, Group], positions: Positions) -> Iterator[L
         yield ListedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value, group_type="classic")
 
 
-def states(groups: Mapping[str, Group]) -> Counter[tuple[str, str]]:
-    """The number of groups, by protocol and state."""
-    return Counter(
-        ("consumer", group.state().value) if isinstance(group, ConsumerGroup) else ("classic", group.state.value)
-        for group in groups.values()
-    )
+def states(groups: Mapping[str, Group]) -> Iterator[tuple[tuple[str, str], int]]:
+    """The protocol and state of each group, and how many members were looked at for that; groups may come and go."""
+    for group in list(groups.values()):
+        if isinstance(group, ConsumerGroup):
+            yield ("consumer", group.state().value), 1 + len(group.members)
+        else:
+            yield ("classic", group.state.value), 1
 
 
 def describe_group(group: Group | None, group_id: str, positions: Positions) -> DescribedGroup:
@@ -64,29 +65,52 @@ def describe_group(group: Group | None, group_id: str, positions: Positions) -> 
     )
 
 
-def describe_consumer_group(
+class ConsumerGroupView(NamedTuple):
+    """A group of the consumer protocol as it is now: values that do not change, of which there may be many."""
+
+    group: DescribedConsumerGroup
+    """Without its members."""
+    members: Sequence[tuple[Member, Assignment, Shares]] = ()
+    """With their targets."""
+    image: Image | None = None
+
+    def described(self) -> DescribedConsumerGroup:
+        """Describe the members, too: to be called once, in any thread."""
+        if self.image is not None:
+            members = sorted(self.members, key=lambda it: it[0].member_id)
+            self.group.members = [_described(*each, self.image) for each in members]
+        return self.group
+
+
+def view_consumer_group(
     group: Group | None, group_id: str, image: Image, assignors: tuple[str, ...]
-) -> DescribedConsumerGroup:
+) -> ConsumerGroupView:
     """A group of the consumer protocol and its members: current and target assignments."""
     if not isinstance(group, ConsumerGroup):
         reason = "does not exist" if group is None else "is a classic group"
-        return DescribedConsumerGroup(
+        missing = DescribedConsumerGroup(
             error_code=ErrorCode.GROUP_ID_NOT_FOUND,
             error_message=f"Group {group_id} {reason}.",
             group_id=group_id,
             group_state=GroupState.DEAD.value,
         )
-    return DescribedConsumerGroup(
+        return ConsumerGroupView(missing)
+    described = DescribedConsumerGroup(
         group_id=group_id,
         group_state=group.state().value,
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,
         assignor_name=assignor_name(group, assignors),
-        members=[_described(group, member, image) for _, member in sorted(group.members.items())],
     )
+    targets, shares = group.targets, group.target_shares
+    members = [
+        (member, targets.get(member_id, NOTHING), shares.get(member_id, NO_SHARES))
+        for member_id, member in group.members.items()
+    ]
+    return ConsumerGroupView(described, members, image)
 
 
-def _described(group: ConsumerGroup, member: Member, image: Image) -> described_messages.Member:
+def _described(member: Member, target: Assignment, shares: Shares, image: Image) -> described_messages.Member:
     said = member.described
     return described_messages.Member(
         member_id=member.member_id,
@@ -98,9 +122,7 @@ def _described(group: ConsumerGroup, member: Member, image: Image) -> described_
         subscribed_topic_names=list(said.topics),
         subscribed_topic_regex=said.regex,
         assignment=_named(member.assigned, member.shares, image),
-        target_assignment=_named(
-            group.target(member.member_id), group.target_shares.get(member.member_id, NO_SHARES), image
-        ),
+        target_assignment=_named(target, shares, image),
         member_type=CONSUMER_MEMBER if said.classic is None else CLASSIC_MEMBER,
     )
 

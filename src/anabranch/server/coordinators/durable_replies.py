@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from anabranch.runtime.loop_steps import timed
 from anabranch.server.partitions.partition import Partition
 
 Reply = TypeVar("Reply")
@@ -94,7 +96,8 @@ class DurableReplies:
         """Make a log durable."""
         if log.committing is None:
             log.committing = self._commit(log.partition)
-            log.committing.add_done_callback(lambda commit: self._on_committed(log, commit))
+            loop = asyncio.get_running_loop()
+            log.committing.add_done_callback(timed(loop, "coordinator", partial(self._on_committed, log)))
 
     def drop(self) -> list[asyncio.Future[Any]]:
         """Forget all replies; return their futures."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
-from anabranch.runtime.metrics import Metrics, Sample
+from anabranch.runtime.metrics import Looked, Metrics, Sample
 from anabranch.server.coordinators.groups import Groups
 from anabranch.server.coordinators.shard import ShardState
 
@@ -50,28 +50,31 @@ def _describe_gates(groups: Groups, metrics: Metrics) -> None:
     )
 
 
+def _counted(groups: Groups, found: Counter[tuple[str, str]]) -> Iterator[Looked]:
+    """Count the groups by protocol and state."""
+    for shard in groups:
+        if shard.active:
+            for state, looked in shard.machine.states():
+                found[state] += 1
+                yield looked
+
+
 def _describe_groups(groups: Groups, metrics: Metrics) -> None:
     """Register KIP-848's metrics."""
     gauge, gauges = metrics.gauge, metrics.gauges
     idle = _IdleRatio()
 
-    def states() -> Counter[tuple[str, str]]:
+    def group_count() -> Iterator[Sample | Looked]:
         found: Counter[tuple[str, str]] = Counter()
-        for shard in groups:
-            if shard.active:
-                found += shard.machine.states()
-        return found
+        yield from _counted(groups, found)
+        for protocol in ("consumer", "classic"):
+            yield {"protocol": protocol}, float(sum(count for (kind, _), count in found.items() if kind == protocol))
 
-    def group_count() -> list[Sample]:
-        found = states()
-        return [
-            ({"protocol": protocol}, float(sum(count for (kind, _), count in found.items() if kind == protocol)))
-            for protocol in ("consumer", "classic")
-        ]
-
-    def by_state(protocol: str, known: tuple[str, ...]) -> list[Sample]:
-        found = states()
-        return [({"state": state.lower()}, float(found[protocol, state])) for state in known]
+    def by_state(protocol: str, known: tuple[str, ...]) -> Iterator[Sample | Looked]:
+        found: Counter[tuple[str, str]] = Counter()
+        yield from _counted(groups, found)
+        for state in known:
+            yield {"state": state.lower()}, float(found[protocol, state])
 
     def partition_count() -> list[Sample]:
         return [

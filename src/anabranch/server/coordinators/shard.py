@@ -25,6 +25,7 @@ from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies
 from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
@@ -336,7 +337,7 @@ class Shard(Generic[MachineT, RecordT]):
             if not waited.cancelled() and waited.exception() is None:
                 perform(effect)
 
-        durable.add_done_callback(done)
+        durable.add_done_callback(timed(asyncio.get_running_loop(), "coordinator", done))
 
     # -- parking -----------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ ConsumerGroupDescribe (69), DescribeGroups (15), ListGroups (16), DeleteGroups (
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.protocol.messages.consumer_group_describe import (
@@ -27,41 +28,63 @@ from anabranch.server.handlers.authorized import ON_GROUP
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, submit
 from anabranch.server.handlers.in_parts import gather_in_steps
 
+if TYPE_CHECKING:  # Imported with the first group.
+    from anabranch.machines.groups.views import ConsumerGroupView
+
+View: TypeAlias = "ConsumerGroupView | _Refused"
 Result = TypeVar("Result")
 Response = TypeVar("Response")
 Described = TypeVar("Described", DescribedGroup, DescribedConsumerGroup)
 DEAD = "Dead"
+MEMBERS_AT_A_TIME = 2_000
+"""Members of groups that are looked at before other work has its turn: 3 ms."""
+MEMBERS_ON_LOOP_MAX = 50
+"""Of more members an answer is made and encoded in a thread."""
 NOT_FOUND_SINCE = 6
 """The version of DescribeGroups with an error for a missing group (KIP-1043)."""
 
 
+class _Refused(NamedTuple):
+    """In place of the view of a group."""
+
+    group: DescribedConsumerGroup
+    members: tuple[()] = ()
+
+    def described(self) -> DescribedConsumerGroup:
+        return self.group
+
+
 def handle_consumer_group_describe(
     broker: BrokerContext, request: ConsumerGroupDescribeRequest, call: RequestContext
-) -> ConsumerGroupDescribeResponse | Awaitable[ConsumerGroupDescribeResponse]:
+) -> ConsumerGroupDescribeResponse | Large | Awaitable[ConsumerGroupDescribeResponse | Large]:
     """Describe groups of the consumer protocol."""
 
-    def refuse(group_id: str, code: ErrorCode, message: str) -> DescribedConsumerGroup:
-        return DescribedConsumerGroup(error_code=code, error_message=message, group_id=group_id)
+    def refuse(group_id: str, code: ErrorCode, message: str) -> _Refused:
+        return _Refused(DescribedConsumerGroup(error_code=code, error_message=message, group_id=group_id))
 
-    def describe(group_id: str) -> DescribedConsumerGroup | Awaitable[DescribedConsumerGroup]:
+    def view(group_id: str) -> View | Awaitable[View]:
         if not broker.groups.consumer_protocol:
             return refuse(group_id, ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
         return _read(
             broker,
             group_id,
-            lambda groups, now_ms: groups.describe_consumer_group(group_id, now_ms),
+            lambda groups, now_ms: groups.view_consumer_group(group_id, now_ms),
             lambda code, message: refuse(group_id, code, message),
         )
 
-    def respond(groups: list[DescribedConsumerGroup]) -> ConsumerGroupDescribeResponse:
-        return ConsumerGroupDescribeResponse(groups=_authorized(groups, request.include_authorized_operations))
+    def respond(views: list[View]) -> ConsumerGroupDescribeResponse | Large:
+        def make() -> ConsumerGroupDescribeResponse:
+            groups = [each.described() for each in views]
+            return ConsumerGroupDescribeResponse(groups=_authorized(groups, request.include_authorized_operations))
 
-    return _gathered([describe(group_id) for group_id in request.group_ids], respond)
+        return _large_or_not(make, sum(len(each.members) for each in views))
+
+    return _look_in_steps(request.group_ids, view, lambda found: len(found.members), respond)
 
 
 def handle_describe_groups(
     broker: BrokerContext, request: DescribeGroupsRequest, call: RequestContext
-) -> DescribeGroupsResponse | Awaitable[DescribeGroupsResponse]:
+) -> DescribeGroupsResponse | Large | Awaitable[DescribeGroupsResponse | Large]:
     """Describe groups of the classic protocol; early versions describe an unknown group as dead."""
 
     def describe_one(groups: Any, group_id: str) -> DescribedGroup:
@@ -80,10 +103,11 @@ def handle_describe_groups(
             ),
         )
 
-    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse:
-        return DescribeGroupsResponse(groups=_authorized(groups, request.include_authorized_operations))
+    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse | Large:
+        answer = DescribeGroupsResponse(groups=_authorized(groups, request.include_authorized_operations))
+        return _large_or_not(lambda: answer, sum(len(each.members) for each in groups))
 
-    return _gathered([describe(group_id) for group_id in request.groups], respond)
+    return _look_in_steps(request.groups, describe, lambda found: len(found.members), respond)
 
 
 async def handle_list_groups(
@@ -126,6 +150,38 @@ def handle_delete_groups(
             ]
         ),
     )
+
+
+def _large_or_not(make: Callable[[], Response], members: int) -> Response | Large:
+    return make() if members < MEMBERS_ON_LOOP_MAX else Large(make)
+
+
+def _look_in_steps(
+    group_ids: Iterable[str],
+    look: Callable[[str], Result | Awaitable[Result]],
+    size: Callable[[Result], int],
+    make: Callable[[list[Result]], Response],
+) -> Response | Awaitable[Response]:
+    """Make the response of what is seen of groups; other work has its turn in between where they have many members."""
+    found: list[Result | Awaitable[Result]] = []
+    left = deque(group_ids)
+
+    def look_at_some() -> None:
+        members = 0
+        while left and members < MEMBERS_AT_A_TIME:
+            seen = look(left.popleft())
+            members += 1 if hasattr(seen, "__await__") else size(seen)
+            found.append(seen)
+
+    async def go_on() -> Response:
+        while left:
+            await asyncio.sleep(0)
+            look_at_some()
+        answer = _gathered(found, make)
+        return await answer if hasattr(answer, "__await__") else answer
+
+    look_at_some()
+    return go_on() if left else _gathered(found, make)
 
 
 def _authorized(groups: list[Described], asked: bool) -> list[Described]:

@@ -23,6 +23,7 @@ from anabranch.protocol.messages.fetch import (
     LeaderIdAndEpoch,
     PartitionData,
 )
+from anabranch.runtime.loop_steps import timed
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.claims import handle_claims, has_claims
 from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended
@@ -111,7 +112,7 @@ async def _then_freed(
     finally:
         # So many objects take long to be freed, too.
         freed = loop.run_in_executor(None, _clear, lists)
-        freed.add_done_callback(lambda _: broker.fetches.memory.free(part))
+        freed.add_done_callback(timed(loop, "Fetch", lambda _: broker.fetches.memory.free(part)))
 
 
 async def _take_turn(broker: BrokerContext, request: FetchRequest, part: FetchPart) -> None:

@@ -140,7 +140,7 @@ async def handle_in_parts(
         if hasattr(answer, "__await__"):
             answer = await answer
         if isinstance(answer, Large):
-            answer = answer.make()
+            answer = await asyncio.get_running_loop().run_in_executor(None, answer.make)
         if getattr(answer, "error_code", 0):
             return answer
         if whole is None:

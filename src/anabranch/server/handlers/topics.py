@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -37,9 +39,11 @@ from anabranch.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, RequestContext
 from anabranch.server.handlers.configs import check_configs
 
+Asked = TypeVar("Asked")
+Made = TypeVar("Made")
 TIMEOUT_MAX_MS = 600_000
 """The longest wait for a change to be carried out; a limit of the endpoints."""
 
@@ -56,12 +60,13 @@ async def handle_create_topics(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
             )
         topic_id = broker.chance.uuid()
+        assignments = await _made(len(topic.assignments), _by_partition, topic)
         command = CreateTopic(
             topic.name,
             topic_id,
             topic.num_partitions,
             topic.replication_factor,
-            {it.partition_index: list(it.broker_ids) for it in topic.assignments},
+            assignments,
             {it.name: it.value for it in topic.configs},
             validate_only=request.validate_only,
         )
@@ -142,7 +147,7 @@ async def handle_create_partitions(
             return CreatePartitionsTopicResult(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
             )
-        assignments = None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
+        assignments = await _made(len(topic.assignments or ()), _in_order, topic)
         command = ResizeTopic(topic.name, topic.count, assignments, request.validate_only)
         try:
             await broker.commands.resize_topic(command, request.timeout_ms)
@@ -151,6 +156,21 @@ async def handle_create_partitions(
         return CreatePartitionsTopicResult(name=topic.name)
 
     return CreatePartitionsResponse(results=list(await asyncio.gather(*(resize(it) for it in request.topics))))
+
+
+async def _made(count: int, make: Callable[[Asked], Made], asked: Asked) -> Made:
+    """Make the assignments of a request: those of many partitions in a thread."""
+    if count < PARTITIONS_AT_A_TIME:
+        return make(asked)
+    return await asyncio.get_running_loop().run_in_executor(None, make, asked)
+
+
+def _by_partition(topic: CreatableTopic) -> dict[int, list[int]]:
+    return {it.partition_index: list(it.broker_ids) for it in topic.assignments}
+
+
+def _in_order(topic: CreatePartitionsTopic) -> list[list[int]] | None:
+    return None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
 
 
 def _twice(names: object) -> set[str]:

@@ -32,7 +32,7 @@ from anabranch.protocol.frames import (
 )
 from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLimit, EventLogger
-from anabranch.runtime.loop_steps import LoopSteps
+from anabranch.runtime.loop_steps import LoopSteps, timed
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
 from anabranch.runtime.net.pool import BufferPool, Landing
@@ -234,7 +234,8 @@ class Connection:
             if not freed:
                 freed = True
                 # So many objects take long to be freed, too. Views of the buffer are among them.
-                self._loop.run_in_executor(None, clear).add_done_callback(lambda _: give_back(held))
+                cleared = self._loop.run_in_executor(None, clear)
+                cleared.add_done_callback(timed(self._loop, "large request", lambda _: give_back(held)))
 
         def give_back(held: int) -> None:
             self._service.pool.give(buffer)

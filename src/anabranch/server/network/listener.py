@@ -18,6 +18,8 @@ from anabranch.server.network.connection import Connection, Service
 
 events = EventLogger("listener")
 SWEEP_INTERVAL_S = 1.0
+SWEPT_AT_A_TIME = 500
+"""Connections that are judged before other work has its turn: 1 ms."""
 WARNING_INTERVAL_S = 10.0
 
 
@@ -57,7 +59,7 @@ class Listener:
         self._connections: dict[int, Connection] = {}
         self._acceptor: Acceptor | None = None
         self._numbers = numbers
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Task[None] | None = None
         self._refused = EventLimit(WARNING_INTERVAL_S)
         self._accept_failed = EventLimit(WARNING_INTERVAL_S)
         metrics = broker.metrics
@@ -89,7 +91,7 @@ class Listener:
         """Take the connections that arrived since `listen`, and those to come."""
         assert self._acceptor is not None
         self._acceptor.start()
-        self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._on_sweep)
+        self._sweeping = self._loop.create_task(self._sweep())
 
     def _on_connected(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = f"{address[0]}:{address[1]}"
@@ -123,29 +125,40 @@ class Listener:
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection.number, None)
 
-    def _on_sweep(self) -> None:
-        self._sweep = self._loop.call_later(SWEEP_INTERVAL_S, self._on_sweep)
-        now_s = self._loop.time()
-        contended = self._service.pool.waiting > 0
-        for connection in list(self._connections.values()):
-            verdict = self._admission.judge(
-                connection.activity, now_s, contended=contended, answers_max=self._service.answers.share
-            )
-            if verdict in (Verdict.IDLE, Verdict.SILENT):
-                self._idle_closed.add()
-            if verdict is Verdict.IDLE:
-                events.debug("idle connection closed", peer=connection.peer)
-                connection.channel.close()
-            elif verdict is not Verdict.KEEP:
-                connection.violate(verdict.value)
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_INTERVAL_S)
+            for place, connection in enumerate(list(self._connections.values()), 1):
+                try:
+                    self._judge(connection)
+                except Exception as error:  # ours: the others are judged, and this one again
+                    events.error("connection not judged", exception=error, peer=connection.peer)
+                if place % SWEPT_AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+
+    def _judge(self, connection: Connection) -> None:
+        service = self._service
+        verdict = self._admission.judge(
+            connection.activity,
+            self._loop.time(),
+            contended=service.pool.waiting > 0,
+            answers_max=service.answers.share,
+        )
+        if verdict in (Verdict.IDLE, Verdict.SILENT):
+            self._idle_closed.add()
+        if verdict is Verdict.IDLE:
+            events.debug("idle connection closed", peer=connection.peer)
+            connection.channel.close()
+        elif verdict is not Verdict.KEEP:
+            connection.violate(verdict.value)
 
     async def close(self, timeout_s: float) -> None:
         """Accept nothing more, let the requests in progress be answered, then close every connection."""
         self._service.closing = True
         if self._acceptor is not None:
             self._acceptor.close()
-        if self._sweep is not None:
-            self._sweep.cancel()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for connection in self._connections.values():
             connection.channel.pause()
         deadline = self._loop.time() + timeout_s

@@ -26,6 +26,7 @@ from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.machines.partition.sharing import Asked
 from anabranch.records.batch import headers
+from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
 from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
@@ -366,7 +367,7 @@ class Fetch:
             indexes = sorted(islice(changed, READS_AT_A_TIME))
             changed.difference_update(indexes)
             if changed:
-                loop.call_soon(read_again)
+                loop.call_soon(timed(loop, "Fetch", read_again))
             for index in indexes:
                 before = self._reads[index]
                 self._budget.give_back(before.size)
@@ -376,7 +377,7 @@ class Fetch:
 
         def on_change(index: int) -> None:
             if not changed:
-                loop.call_soon(read_again)
+                loop.call_soon(timed(loop, "Fetch", read_again))
             changed.add(index)
 
         watchers: list[tuple[Partition, Callable[[], None]]] = []

@@ -46,7 +46,9 @@ class SliceBooks:
         self.claims = metrics.counter("anabranch_slices_claimed_total", "Slices of partitions that members got.")
         self._again_of_dropped = 0
         gauge = metrics.gauge
-        gauge("anabranch_slices_held", "Slices that members hold.", lambda: sum(map(len, self._books.values())))
+        metrics.total(
+            "anabranch_slices_held", "Slices that members hold.", lambda: map(len, list(self._books.values()))
+        )
         gauge("anabranch_slices_offered_again", "Slices that were not committed by who had them.", self._offered_again)
 
     @property

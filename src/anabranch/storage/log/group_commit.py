@@ -10,6 +10,7 @@ import asyncio
 import errno
 from collections.abc import Callable, Sequence
 
+from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.syncs import Syncs, Told
 from anabranch.storage.log.log import LocalLog
 
@@ -52,7 +53,8 @@ class GroupCommit:
             return
         self._next[log] = [done]
         if log not in self._running:
-            asyncio.get_running_loop().call_soon(self._start, log, flushed)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(timed(loop, "commit", self._start), log, flushed)
 
     def _start(self, log: LocalLog, flushed: Callable[[], None] | None) -> None:
         waiting = self._next.pop(log)

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple
 
+from anabranch.runtime.loop_steps import timed
 from anabranch.storage.interface import (
     ANY_VERSION,
     BadVersionError,
@@ -166,7 +167,7 @@ class EmbeddedMetadataStore:
     async def _change(self, work: Callable[[*Ts], tuple[int, Happened]], *arguments: *Ts) -> tuple[int, Happened]:
         """Make a change to its end, and call the watches, whatever becomes of the caller."""
         change = self._begin(work, *arguments)
-        change.add_done_callback(self._call_watches)
+        change.add_done_callback(timed(asyncio.get_running_loop(), "metadata", self._call_watches))
         return await asyncio.shield(change)
 
     def _call_watches(self, change: asyncio.Future[tuple[int, Happened]]) -> None:

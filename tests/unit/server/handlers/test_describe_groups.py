@@ -8,9 +8,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.groups.consumer.group import Member
+from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.views import ConsumerGroupView
+from anabranch.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from anabranch.protocol.messages.consumer_group_describe import (
+    DescribedGroup as DescribedConsumerGroup,
+)
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
-from anabranch.server.context import ANONYMOUS, BrokerContext, RequestContext
-from anabranch.server.handlers.describe_groups import handle_describe_groups
+from anabranch.server.context import ANONYMOUS, BrokerContext, Large, RequestContext
+from anabranch.server.handlers.describe_groups import handle_consumer_group_describe, handle_describe_groups
 
 CALL = RequestContext(ANONYMOUS, None, "peer:1", 1, 6)
 
@@ -53,3 +63,55 @@ def test_a_shard_that_fails_while_its_answer_waits_for_the_disk_is_said_for_its_
         ]
 
     asyncio.run(story())
+
+
+class Sized:
+    """Groups of the consumer protocol, named after their number of members; each is looked at in a step of the loop."""
+
+    consumer_protocol = True
+
+    def __init__(self) -> None:
+        self.looked: list[int] = []
+        self.turns = 0
+
+    def shard_of(self, group_id: str) -> Sized:
+        return self
+
+    def read(self, read: Callable[[Any, int], Any]) -> Any:
+        return read(SimpleNamespace(view_consumer_group=self.view), 0)
+
+    def view(self, group_id: str, now_ms: int) -> ConsumerGroupView:
+        self.looked.append(self.turns)
+        members = [(Member(f"{number:06d}"), (), ()) for number in reversed(range(int(group_id)))]
+        return ConsumerGroupView(DescribedConsumerGroup(group_id=group_id), members, Image())
+
+
+async def described(groups: Sized, group_ids: list[str]) -> ConsumerGroupDescribeResponse | Large:
+    broker = cast(BrokerContext, SimpleNamespace(groups=groups))
+    answer = handle_consumer_group_describe(broker, ConsumerGroupDescribeRequest(group_ids=group_ids), CALL)
+    if not hasattr(answer, "__await__"):
+        return answer
+    task = asyncio.ensure_future(answer)
+    while not task.done():
+        groups.turns += 1
+        await asyncio.sleep(0)
+    return task.result()
+
+
+def test_many_members_are_described_in_a_thread() -> None:
+    few = asyncio.run(described(Sized(), ["2", "3"]))
+    assert isinstance(few, ConsumerGroupDescribeResponse)
+    assert [[it.member_id for it in group.members] for group in few.groups] == [
+        ["000000", "000001"],
+        ["000000", "000001", "000002"],
+    ]
+    many = asyncio.run(described(Sized(), ["800"]))
+    assert isinstance(many, Large)
+    members = [it.member_id for it in many.make().groups[0].members]
+    assert len(members) == 800 and members == sorted(members)
+
+
+def test_other_work_has_its_turn_between_groups_of_many_members() -> None:
+    groups = Sized()
+    asyncio.run(described(groups, ["1500"] * 6))
+    assert [groups.looked.count(turn) for turn in sorted(set(groups.looked))] == [2, 2, 2]
