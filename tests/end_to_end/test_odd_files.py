@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,37 @@ def started(killed: Path, to: Path, name: str, change: Callable[[Path], None]) -
     shutil.copytree(killed, to)
     change(to / name)
     return BrokerProcess(to).start(expect_ready=False)
+
+
+def test_a_log_that_cannot_be_opened_now_is_asked_for_again_until_it_can(killed: Path, tmp_path: Path) -> None:
+    """Clients were told that there is no such partition, which ends some of them."""
+    name = "hurt-0/00000000000000000000.log"
+
+    def loop(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(path)
+
+    broker = started(killed, tmp_path / "data", name, loop)
+    try:
+        assert broker._ready.wait(20)
+        with WireClient(broker.port, 20) as client:
+            topic = client.metadata("hurt").topic_id
+            answers = [
+                client.produce("hurt", 0, batch([b"more"])).error_code,
+                client.call(client.fetch_request(topic, {0: 0}), 17).responses[0].partitions[0].error_code,
+                client.offset_at("hurt", 0, -1).error_code,
+            ]
+            assert answers == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
+            assert client.offset_at("hurt", 1, -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            (tmp_path / "data" / name).unlink()
+            shutil.copyfile(killed / name, tmp_path / "data" / name)
+            deadline = time.monotonic() + 20
+            while client.produce("hurt", 0, batch([b"more"])).error_code != ErrorCode.NONE:
+                assert time.monotonic() < deadline, broker.lines
+                time.sleep(0.2)
+            assert [value for _, value in client.read_all("hurt", 0)] == [b"kept"] * 3 + [b"more"]
+    finally:
+        broker.kill()
 
 
 @pytest.mark.parametrize("change", [pipe, endless, directory, huge])

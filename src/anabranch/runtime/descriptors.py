@@ -12,7 +12,7 @@ import contextlib
 import errno
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import NamedTuple, TypeVar
 
 from anabranch.base.errors import AnabranchError
@@ -66,25 +66,39 @@ def share(limit: int, *, connections: int, files: int) -> Shares:
     return Shares(half, left - half)
 
 
-def patiently(work: Callable[[], T], wait: Callable[[float], None] = time.sleep) -> T:
-    """Do work that opens files, again while there are too few descriptors: that is over soon, and no damage. Blocks."""
+def attempts(work: Callable[[], T]) -> Generator[float, None, T]:
+    """Do work that opens files, again while there are too few descriptors: that is over soon, and no damage.
+
+    Yields the seconds to wait before the next attempt; the result is that of the work, or its error.
+    """
     for pause_s in PAUSES_S:
         try:
             return work()
         except OSError as error:
             if error.errno not in SHORTAGES:
                 raise
-        wait(pause_s)
+        yield pause_s
     return work()
+
+
+def patiently(work: Callable[[], T]) -> T:
+    """Take all `attempts`. Blocks."""
+    trying = attempts(work)
+    while True:
+        try:
+            time.sleep(next(trying))
+        except StopIteration as end:
+            found: T = end.value
+            return found
 
 
 async def patiently_in_loop(work: Callable[[], T]) -> T:
-    """As `patiently`, in the event loop."""
-    for pause_s in PAUSES_S:
+    """Take all `attempts`, in the event loop."""
+    trying = attempts(work)
+    while True:
         try:
-            return work()
-        except OSError as error:
-            if error.errno not in SHORTAGES:
-                raise
+            pause_s = next(trying)
+        except StopIteration as end:
+            found: T = end.value
+            return found
         await asyncio.sleep(pause_s)
-    return work()

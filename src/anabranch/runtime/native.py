@@ -13,7 +13,9 @@ import mmap
 import os
 import struct
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -79,6 +81,7 @@ VARIANTS = {
 }
 """By architecture, the best first; without any of them the caller takes the checksums."""
 _PLAIN = Variant("", frozenset(), "")
+LOCK = "lock"
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -120,6 +123,38 @@ def _directories() -> list[str]:
 
 def build() -> list[Path]:
     """Compile the code and keep it where `load` finds it. Takes seconds; OSError where no directory can be written."""
+    failure = OSError("there is no directory for machine code")
+    for directory in _directories():
+        try:
+            make_only(directory)
+            with _alone(Path(directory)):
+                return _kept(Path(directory)) or _built(Path(directory))
+        except OSError as error:
+            failure = error
+    raise failure
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Keep other processes from building here meanwhile: of brokers that start together one builds, the others wait."""
+    with Path(directory, LOCK).open("wb") as lock:
+        with suppress(OSError):  # Where there are no locks, several build, each a whole file.
+            flock(lock, LOCK_EX)  # Until the file is closed, or the process ends.
+        yield
+
+
+def _kept(directory: Path) -> list[Path] | None:
+    """The files of a directory that are there and sound; None if one is not."""
+    paths = [Path(directory, file_name(name)) for name in Native._fields]
+    try:
+        for path in paths:
+            _content(path)
+    except (OSError, ValueError):
+        return None
+    return paths
+
+
+def _built(directory: Path) -> list[Path]:
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
     from anabranch.records.kernels.scatter import CHECKSUMS, FOLDS, scatter
@@ -132,14 +167,7 @@ def build() -> list[Path]:
         "search": machine_code(search),
         "scatter": machine_code(scatter, variant().features),
     }
-    failure = OSError("there is no directory for machine code")
-    for directory in _directories():
-        try:
-            make_only(directory)
-            return [_keep(Path(directory, file_name(name)), code) for name, code in codes.items()]
-        except OSError as error:
-            failure = error
-    raise failure
+    return [_keep(Path(directory, file_name(name)), code) for name, code in codes.items()]
 
 
 def _keep(path: Path, code: bytes) -> Path:
@@ -149,12 +177,18 @@ def _keep(path: Path, code: bytes) -> Path:
     return written.replace(path)
 
 
-def _mapped(path: Path) -> int:
-    """Map the code of a file and return its address. It stays there. OSError, ValueError."""
+def _content(path: Path) -> bytes:
+    """Read a file of code. OSError; ValueError where it is damaged."""
     content = path.read_bytes()
     code, digest = content[:-_DIGEST_SIZE], content[-_DIGEST_SIZE:]
     if not code or blake2b(code, digest_size=_DIGEST_SIZE).digest() != digest:
         raise ValueError(f"{path} is damaged")
+    return content
+
+
+def _mapped(path: Path) -> int:
+    """Map the code of a file and return its address. It stays there. OSError, ValueError."""
+    content = _content(path)
     mapping = ctypes.CDLL(None, use_errno=True).mmap
     mapping.restype = ctypes.c_void_p
     mapping.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t)

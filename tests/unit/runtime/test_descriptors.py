@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import resource
 
 import pytest
 
 from anabranch.base.errors import AnabranchError
-from anabranch.runtime.descriptors import LEAST, OWN, Shares, raise_limit, share
+from anabranch.runtime import descriptors
+from anabranch.runtime.descriptors import LEAST, OWN, Shares, patiently, patiently_in_loop, raise_limit, share
 
 
 def test_where_there_are_enough_each_gets_what_it_asks_for() -> None:
@@ -42,3 +45,26 @@ def test_the_limit_is_raised_as_far_as_the_process_may() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("way", ["thread", "loop"])
+def test_work_is_done_again_while_there_are_too_few_descriptors(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "PAUSES_S", (0.0, 0.0))
+
+    def run(*errors: int) -> str:
+        left = list(errors)
+
+        def work() -> str:
+            if left:
+                raise OSError(left.pop(0), "no")
+            return "done"
+
+        return patiently(work) if way == "thread" else asyncio.run(patiently_in_loop(work))
+
+    assert run() == run(errno.EMFILE) == run(errno.ENFILE, errno.ENOMEM) == "done"
+    with pytest.raises(OSError) as other:
+        run(errno.EIO)
+    assert other.value.errno == errno.EIO
+    with pytest.raises(OSError) as lasting:
+        run(*[errno.EMFILE] * 3)
+    assert lasting.value.errno == errno.EMFILE

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -150,6 +152,24 @@ def test_code_is_made_once_used_without_numba_and_not_used_when_damaged(tmp_path
     source = copy.package / "records" / "examination.py"
     source.write_text(source.read_text() + "# changed")
     assert copy.loaded() == "False []", "code of other sources"
+
+
+def test_of_processes_that_build_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers that were started together each compiled the same code."""
+    built: list[Path] = []
+
+    def build(directory: Path) -> list[Path]:
+        built.append(directory)
+        time.sleep(0.2)
+        return [native._keep(Path(directory, native.file_name(name)), b"code") for name in native.Native._fields]
+
+    monkeypatch.setattr(native, "_directories", lambda: [str(tmp_path / "made")])
+    monkeypatch.setattr(native, "_built", build)
+    with ThreadPoolExecutor(4) as builders:
+        found = [each.result() for each in [builders.submit(native.build) for _ in range(4)]]
+    assert len(built) == 1 and found[1:] == found[:-1]
+    found[0][1].write_bytes(b"damaged")
+    assert native.build() == found[0] and len(built) == 2, "what is damaged is built again"
 
 
 def test_a_package_that_cannot_be_written_has_its_code_in_the_users_cache(tmp_path: Path) -> None:

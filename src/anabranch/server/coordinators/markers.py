@@ -79,7 +79,7 @@ class Markers:
             if error is not ErrorCode.NONE:
                 return error
         if partition is None:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return self._replicas.missing(topic, number)
         if topic == self._groups.topic:
             return await self._end_in_group(partition, marker, by_client=by_client)
         return await self._append(partition, marker, marker.producer_id, by_client=by_client)

@@ -34,7 +34,9 @@ async def _delete(broker: BrokerContext, topic: str, asked: DeleteRecordsPartiti
     partition = broker.replicas.get(topic, asked.partition_index)
     if topic in INTERNAL_TOPICS:
         deleted: int | ErrorCode = ErrorCode.INVALID_TOPIC_EXCEPTION
-    elif partition is not None and not partition.settings.log.delete:
+    elif partition is None:
+        deleted = broker.replicas.missing(topic, asked.partition_index)
+    elif not partition.settings.log.delete:
         deleted = ErrorCode.POLICY_VIOLATION  # What is compacted only keeps the last record of every key.
     else:
         deleted = await delete_records(partition, asked.offset)

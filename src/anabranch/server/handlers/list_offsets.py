@@ -19,7 +19,7 @@ from anabranch.protocol.messages.list_offsets import (
 )
 from anabranch.server.context import BrokerContext, RequestContext
 from anabranch.server.handlers.groups import caller_of
-from anabranch.server.partitions.offsets import NOT_FOUND, list_offset
+from anabranch.server.partitions.offsets import NOT_FOUND, ListedOffset, list_offset
 
 READ_COMMITTED = 1
 
@@ -53,9 +53,13 @@ async def _answer(
     broker: BrokerContext, topic: str, asked: ListOffsetsPartition, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
     partition = broker.replicas.get(topic, asked.partition_index)
-    listed = await list_offset(
-        partition, asked.timestamp, asked.current_leader_epoch, broker.checks, committed=committed
-    )
+    listed: ListedOffset | ErrorCode
+    if partition is None:
+        listed = broker.replicas.missing(topic, asked.partition_index)
+    else:
+        listed = await list_offset(
+            partition, asked.timestamp, asked.current_leader_epoch, broker.checks, committed=committed
+        )
     error, found = (listed, NOT_FOUND) if isinstance(listed, ErrorCode) else (ErrorCode.NONE, listed)
     return ListOffsetsPartitionResponse(
         partition_index=asked.partition_index,

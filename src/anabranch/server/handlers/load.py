@@ -46,7 +46,7 @@ async def handle_describe_load(broker: BrokerContext, request: DescribeLoadReque
 def _described(broker: BrokerContext, topic: str, number: int) -> DescribeLoadResponsePartition:
     partition = broker.replicas.get(topic, number)
     if partition is None:
-        return _refused(number, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _refused(number, broker.replicas.missing(topic, number))
     unavailable = partition.unavailable()
     if unavailable is not ErrorCode.NONE:
         return _refused(number, unavailable)

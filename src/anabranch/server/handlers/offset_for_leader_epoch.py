@@ -31,7 +31,7 @@ def handle_offset_for_leader_epoch(
 def _answer(broker: BrokerContext, topic: str, asked: OffsetForLeaderPartition) -> EpochEndOffset:
     partition = broker.replicas.get(topic, asked.partition)
     if partition is None:
-        return _error(asked, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return _error(asked, broker.replicas.missing(topic, asked.partition))
     role = partition.leadership
     if role is None or partition.offline_reason is not None:
         return _error(asked, partition.unavailable())

@@ -102,7 +102,8 @@ class _Answer:
         cuts = cuts_of(partition, topic)
         if partition is None or cuts is None:
             self._spend(COST_PER_PARTITION)
-            error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+            missing = self._broker.replicas.missing(topic.name, number)
+            error = missing if partition is None else partition.unavailable()
             return PartitionLeaderEpochsForPartitionsResponsePartition(
                 partition=number, error_code=error or ErrorCode.NOT_LEADER_OR_FOLLOWER
             )

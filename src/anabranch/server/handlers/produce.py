@@ -162,7 +162,7 @@ def _append_all(
             elif name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
             elif partition is None and not broker.view.has_removed(name, data.index):
-                produced = Produced(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                produced = Produced(replicas.missing(name, data.index))
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
             elif data.records is None or not len(data.records):

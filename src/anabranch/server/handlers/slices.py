@@ -57,7 +57,7 @@ async def handle_describe_slices(broker: BrokerContext, request: DescribeSlicesR
 def _held(broker: BrokerContext, group_id: str, topic: str, number: int) -> Found:
     partition = broker.replicas.get(topic, number)
     if partition is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return broker.replicas.missing(topic, number)
     return partition.unavailable() or broker.slices.held(group_id, partition)
 
 

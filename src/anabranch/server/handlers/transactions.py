@@ -346,7 +346,7 @@ async def handle_describe_producers(
 
 async def _producers(broker: BrokerContext, topic: str, number: int) -> PartitionResponse:
     partition = broker.replicas.get(topic, number)
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
+    error = broker.replicas.missing(topic, number) if partition is None else partition.unavailable()
     if partition is None or error is not ErrorCode.NONE:
         return PartitionResponse(partition_index=number, error_code=error)
     return PartitionResponse(

@@ -152,7 +152,7 @@ class Fetches:
             name = known
         partition = self._replicas.get(name, target.partition)
         if partition is None:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return self._replicas.missing(name, target.partition)
         if target.topic_id not in (NO_TOPIC_ID, partition.topic_id):
             return ErrorCode.INCONSISTENT_TOPIC_ID
         return partition

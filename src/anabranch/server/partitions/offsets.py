@@ -36,14 +36,12 @@ NOT_FOUND = ListedOffset(-1, -1, -1)
 
 
 async def list_offset(
-    partition: Partition | None, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
+    partition: Partition, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
 ) -> ListedOffset | ErrorCode:
     """Find the first record of `timestamp` or later, or the offset for a special timestamp.
 
     `leader_epoch`: the reader's, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
     """
-    if partition is None:
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     role = partition.leadership
     if role is None or partition.offline_reason is not None:
         return partition.unavailable()
@@ -97,10 +95,10 @@ async def next_record(partition: Partition, offset: int) -> int | None:
         return None
 
 
-async def delete_records(partition: Partition | None, before: int) -> int | ErrorCode:
+async def delete_records(partition: Partition, before: int) -> int | ErrorCode:
     """Delete the records below offset `before`, or TO_HIGH_WATERMARK, durably; the log start from then on."""
-    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if partition is None else partition.unavailable()
-    if partition is None or error is not ErrorCode.NONE:
+    error = partition.unavailable()
+    if error is not ErrorCode.NONE:
         return error
     log = partition.log
     offset = log.high_watermark if before == TO_HIGH_WATERMARK else before

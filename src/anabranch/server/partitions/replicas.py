@@ -100,6 +100,8 @@ class Replicas:
         directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
+        self._closed: set[TopicPartition] = set()
+        """The logs that could not be opened for their role: the controller has that done again."""
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self._cleaner_thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._scrubber_thread = ThreadPoolExecutor(1, thread_name_prefix="scrubber")
@@ -112,6 +114,11 @@ class Replicas:
         """The partition, if it lives here."""
         found = self._topics.get(topic)
         return None if found is None else found.get(partition)
+
+    def missing(self, topic: str, partition: int) -> ErrorCode:
+        """Why `get` finds nothing: the partition does not live here, or its log could not be opened yet."""
+        closed = TopicPartition(topic, partition) in self._closed
+        return ErrorCode.KAFKA_STORAGE_ERROR if closed else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([partition for found in self._topics.values() for partition in found.values()])
@@ -280,6 +287,7 @@ class Replicas:
         for partition in partitions:
             self._add(partition)
             self._unopened.discard(partition.name)
+            self._closed.discard(partition.name)
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
 
@@ -317,6 +325,7 @@ class Replicas:
         """Make a partition of an open log, offline if the log is damaged; None if it could not be opened."""
         if isinstance(log, OSError):
             events.error("log not opened", partition=name, reason=log)
+            self._closed.add(name)
             return None
         reason = None
         if isinstance(log, OfflineLogError):
@@ -421,6 +430,7 @@ class Replicas:
             for name in some:
                 if name not in failed:
                     self._unopened.discard(name)
+                    self._closed.discard(name)
                     self._checkpoints.forget(str(name))
                     errors[name.partition] = ErrorCode.NONE
         try:

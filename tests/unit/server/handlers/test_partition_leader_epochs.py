@@ -47,7 +47,10 @@ class Leader:
             )
             for number in range(partitions)
         }
-        replicas = SimpleNamespace(get=lambda topic, number: self.led.get(number))
+        replicas = SimpleNamespace(
+            get=lambda topic, number: self.led.get(number),
+            missing=lambda topic, number: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
         self.context = cast(BrokerContext, SimpleNamespace(view=self.published.view, replicas=replicas))
 
     def ask(

@@ -104,9 +104,6 @@ def test_only_a_leader_of_the_readers_epoch_answers(local: LocalReplicas) -> Non
     local[0].leadership = None
     assert listed(local, LATEST) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert deleted(local, 0) is ErrorCode.NOT_LEADER_OR_FOLLOWER
-    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    assert local.runner.run(list_offset(None, LATEST, NO_LEADER_EPOCH, CHECKS, committed=False)) is unknown
-    assert local.runner.run(delete_records(None, 0)) is unknown
 
 
 def test_the_log_start_moves_forward_and_never_back(local: LocalReplicas) -> None:

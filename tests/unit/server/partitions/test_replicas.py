@@ -100,6 +100,12 @@ def test_a_log_that_cannot_be_made_concerns_its_own_partition(local: LocalReplic
     (tmp_path / "data" / f"{TOPIC}-1").write_text("in the way")
     assert take(local, ORDER, ROLE, replace(ROLE, partition=1)) == {0: OK, 1: ErrorCode.KAFKA_STORAGE_ERROR}
     assert local.replicas.get(TOPIC, 1) is None
+    assert local.replicas.missing(TOPIC, 1) == ErrorCode.KAFKA_STORAGE_ERROR, "clients ask again"
+    assert local.replicas.missing(TOPIC, 2) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    (tmp_path / "data" / f"{TOPIC}-1").unlink()
+    assert take(local, ORDER, replace(ROLE, partition=1)) == {1: OK}
+    assert stop(local, replace(STOP, partitions=((1, 2),))) == {1: OK}
+    assert local.replicas.missing(TOPIC, 1) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_damaged_partition_is_offline_and_takes_no_role(local: LocalReplicas) -> None:
