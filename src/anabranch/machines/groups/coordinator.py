@@ -589,8 +589,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         """A group of the consumer protocol and its members: current and target assignments, and what waits."""
         group = self.groups.get(group_id)
         found = views.view_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
-        with_waiting(found.group, self.keeper, group, now_ms)
-        return found
+        return found._replace(group=with_waiting(found.group, self.keeper, group, now_ms))
 
     def describe_consumer_group(self, group_id: str, now_ms: int = 0) -> DescribedConsumerGroup:
         """As `view_consumer_group`, with the members described."""

@@ -100,8 +100,7 @@ class Replicas:
         directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
-        self._closed: set[TopicPartition] = set()
-        """The logs that could not be opened for their role: the controller has that done again."""
+        self._closed: set[TopicPartition] = set()  # Logs that could not be opened: the controller has that done again.
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self._cleaner_thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._scrubber_thread = ThreadPoolExecutor(1, thread_name_prefix="scrubber")
@@ -112,13 +111,12 @@ class Replicas:
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
-        found = self._topics.get(topic)
-        return None if found is None else found.get(partition)
+        return None if (found := self._topics.get(topic)) is None else found.get(partition)
 
     def missing(self, topic: str, partition: int) -> ErrorCode:
         """Why `get` finds nothing: the partition does not live here, or its log could not be opened yet."""
-        closed = TopicPartition(topic, partition) in self._closed
-        return ErrorCode.KAFKA_STORAGE_ERROR if closed else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.KAFKA_STORAGE_ERROR if (topic, partition) in self._closed else unknown
 
     def __iter__(self) -> Iterator[Partition]:
         return iter([partition for found in self._topics.values() for partition in found.values()])
@@ -157,8 +155,7 @@ class Replicas:
 
     def is_compacted(self, topic: str) -> bool:
         """Whether a topic with partitions here keeps the last record of each key."""
-        first = self.get(topic, 0)
-        return first is not None and first.settings.log.compact
+        return (first := self.get(topic, 0)) is not None and first.settings.log.compact
 
     def ancestors_of(self, topic: str, number: int, initial_count: int) -> list[Partition]:
         """The partitions here that a stock producer's batches for this one may have been redirected to."""
@@ -286,8 +283,8 @@ class Replicas:
             await self.in_thread(lambda: self._save_inherited(heirs))
         for partition in partitions:
             self._add(partition)
-            self._unopened.discard(partition.name)
-            self._closed.discard(partition.name)
+            self._unopened -= {partition.name}
+            self._closed -= {partition.name}
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
 
