@@ -13,7 +13,7 @@ import pytest
 
 from tests.simulation.groups import command, live, story
 
-SEEDS = 100
+SEEDS = 60
 SEEDS_PER_TEST = 20
 
 

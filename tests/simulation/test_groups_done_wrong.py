@@ -252,7 +252,7 @@ def found_out(sabotage: Callable[[], AbstractContextManager[object]], first: int
         (hasty, {}),
         (trusting, {}),
         (impatient, {}),
-        (moving_on, {"first": 26, **MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
+        (moving_on, {"first": 52, **MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
         (overtaking, {"ordered": 1.0, "topics": 15, "classic": 0.0}),
         (uncooperative, {"classic": 1.0, "strategies": (("cooperative-sticky",),)}),
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),

@@ -159,20 +159,7 @@ async def _handled_in_steps(
     """
     await _take_turn(broker, request, part)
     memory = broker.fetches.memory
-    effort = 0
-    for topic in request.topics:
-        effort += 1
-        for asked in topic.partitions:
-            targets += _targets_of(topic, (asked,))
-            if targets[-1].asked is not None:
-                memory.hold(part, targets[-1].size)
-            effort += _effort(asked)
-            if effort >= PARTITIONS_AT_A_TIME:
-                effort = 0
-                await asyncio.sleep(0)
-        if effort >= PARTITIONS_AT_A_TIME:
-            effort = 0
-            await asyncio.sleep(0)
+    await _target_in_steps(memory, request, targets, part)  # Nothing of the message is left in this frame by it.
     forgotten = await asyncio.get_running_loop().run_in_executor(None, _forgotten, request, call)
     context = await _in_steps(_begin(broker, request, call, targets, forgotten))
     if isinstance(context, ErrorCode):
@@ -193,6 +180,23 @@ async def _handled_in_steps(
             await asyncio.sleep(0)
     response = answer.response
     return Large(lambda: response)
+
+
+async def _target_in_steps(memory: FetchMemory, request: FetchRequest, targets: list[Target], part: FetchPart) -> None:
+    effort = 0
+    for topic in request.topics:
+        effort += 1
+        for asked in topic.partitions:
+            targets += _targets_of(topic, (asked,))
+            if targets[-1].asked is not None:
+                memory.hold(part, targets[-1].size)
+            effort += _effort(asked)
+            if effort >= PARTITIONS_AT_A_TIME:
+                effort = 0
+                await asyncio.sleep(0)
+        if effort >= PARTITIONS_AT_A_TIME:
+            effort = 0
+            await asyncio.sleep(0)
 
 
 async def _waited(fetch: Fetch, wait_max_ms: int, node_id: int) -> FetchResponse:
