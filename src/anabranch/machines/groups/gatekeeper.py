@@ -20,14 +20,14 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
-from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, own_gate, segment_start, was_reopened
+from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
 from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.groups.standing import OPEN_END, At, Standing
+from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.groups.starts import Starts
 from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
@@ -530,17 +530,14 @@ class Gatekeeper:
         frontier = was.frontier if is_shared and was is not None else None
         stall = standing.stalls.get(at)
         done = shares.done_below(max(need, -1 if stall is None else stall.reached), raw, frontier)
-        gate = own_gate(made, number)
-        until = OPEN_END if gate is None else max(gate, position)
-        moved = standing.look(at, done, position, timed, now_ms, until)
+        moved = standing.look(at, done, position, timed, now_ms)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:
             self._take(group, gates, made, number, raw, position)
         if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number)):
             return moved
-        reached = min(max(need, position), until)
-        if standing.stall(at, reached, lambda reached: shares.done_below(reached, raw, frontier)):
+        if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:
                 for behind in made.waiting.get(number, ()):
                     gates.by_time[at[0], behind] = number, max(0, need - position)

@@ -184,12 +184,6 @@ def can_go_on(topic: TopicImage, made: Evaluated | None, partition: int, positio
     return position < topic.stable_end(partition) and (made is None or partition not in made.closed)
 
 
-def own_gate(made: Evaluated | None, partition: int) -> int | None:
-    """Where the first closed gate of a partition that is not withheld is; None without one, or if it is undecided."""
-    verdict = OPEN if made is None else made.verdicts.get(partition, OPEN)
-    return None if verdict.is_closed or verdict.ahead < 0 else verdict.ahead
-
-
 def segment_start(topic: TopicImage, partition: int, layout: int) -> int:
     """Return the offset at which the records of a layout begin in a partition: at its log start at the earliest."""
     assert topic.lineage is not None

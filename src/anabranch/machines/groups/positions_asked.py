@@ -23,7 +23,6 @@ from anabranch.machines.groups.gatekeeper import (
     Group,
     changes,
 )
-from anabranch.machines.groups.gates import own_gate
 from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Question, named, refused, wait_ms
@@ -282,19 +281,14 @@ def _has_work(keeper: Gatekeeper, group: ConsumerGroup, member_id: str, now_ms: 
 
 
 def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> tuple[int, bool]:
-    """The group's progress in a partition, and whether the gates that wait on it open by time; -1 if it is unknown.
-
-    By time, too, nothing counts as read that lies behind a closed gate of the partition itself.
-    """
+    """The group's progress in a partition, and whether the gates that wait on it open by time; -1 if it is unknown."""
     topic = keeper.offsets.image.by_id.get(at[0])
     if topic is None or not topic.has(at[1]):
         return -1, False
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
     raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
-    position, is_stalled = standing.progress(topic, at[1], raw), keeper.is_stalled(group, gates, at, was, raw)
-    gate = own_gate(gates.evaluated.get(at[0]), at[1]) if is_stalled else None
-    return (position, is_stalled) if gate is None else (max(position, gate), False)
+    return standing.progress(topic, at[1], raw), keeper.is_stalled(group, gates, at, was, raw)
 
 
 def _reply(keeper: Gatekeeper, group: Group, gates: GroupGates, question: Question) -> ConsumerGroupPositionResponse:

@@ -21,8 +21,6 @@ from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
 
 At = tuple[UUID, int]
 NEVER = -(1 << 62)
-OPEN_END = 1 << 62
-"""Behind every record."""
 ASKED_AGAIN_MS = 10_000
 """A member whose question has ended asks again before this time is over, unless nothing is left to ask."""
 Owner = Callable[[At], tuple[str, int]]
@@ -68,8 +66,6 @@ class Watch:
     began_ms: int
     began_at: int
     """The position when the watch began: the rate is taken from there."""
-    until: int = OPEN_END
-    """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
 
@@ -182,18 +178,12 @@ class Standing:
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
-    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int, until: int = OPEN_END) -> bool:
-        """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
-
-        `until`: the owner's own next closed gate. When that is further on, the time for the records before it begins.
-        """
+    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int) -> bool:
+        """Note the position of a watched partition; whether it, or its owner, is another than at the last look."""
         watch = self.watches.get(at)
         if watch is None:
-            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position, until)
+            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position)
             return True
-        if until > watch.until:
-            watch.since_ms = now_ms
-        watch.until = until
         if (watch.owner, watch.raw) != (owner, raw):
             watch.owner, watch.raw, watch.since_ms = owner, raw, now_ms
             self.stalls.pop(at, None)
