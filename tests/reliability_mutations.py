@@ -375,4 +375,49 @@ RELIABILITY = (
         "[gzip with a name of 900,000 letters]",
         Edit("records/compression.py", "            if not begun:\n", "            if begun is None:\n"),
     ),
+    _seen(
+        "a log that cannot be opened now is said not to exist",
+        "tests/end_to_end/test_odd_files.py::test_a_log_that_cannot_be_opened_now_is_asked_for_again_until_it_can",
+        Edit(REPLICAS, "            self._closed.add(name)\n", ""),
+    ),
+    # Long steps, which unit tests count without a clock.
+    _seen(
+        "partitions without a sample are no part of a step of a scrape",
+        "tests/unit/server/test_broker_metrics.py::test_partitions_without_a_sample_are_part_of_a_step[kafka_log_log_size_bytes-samples2]",
+        Edit(
+            "runtime/metrics.py", "                        looked += sample\n", "                        looked += 0\n"
+        ),
+    ),
+    _seen(
+        "members of a group are described in the loop, however many",
+        "tests/unit/server/handlers/test_describe_groups.py::test_many_members_of_a_classic_group_are_described_in_a_thread",
+        Edit(
+            "server/handlers/describe_groups.py",
+            "    return make() if members < MEMBERS_ON_LOOP_MAX else",
+            "    return make() if members >= 0 else",
+        ),
+    ),
+    _seen(
+        "each partition that holds a resize up has a line in the log",
+        "tests/unit/server/test_broker_metrics.py::test_of_many_partitions_that_begin_to_hold_a_resize_up_few_have_a_line",
+        Edit(
+            "server/cluster/resize_waits.py",
+            "            for each in begun[:LOGGED_MAX]:\n",
+            "            for each in begun:\n",
+        ),
+    ),
+    _seen(
+        "a connection that cannot be judged keeps the others from it",
+        "tests/unit/server/network/test_listener.py::test_a_connection_that_cannot_be_judged_keeps_no_other_from_it",
+        Edit(
+            "server/network/listener.py",
+            "                except Exception as error:  # ours: the others",
+            "                except ArithmeticError as error:  # ours: the others",
+        ),
+    ),
+    _seen(
+        "brokers that start together build each its own kernels",
+        "tests/unit/runtime/test_native.py::test_of_processes_that_build_at_once_one_builds",
+        Edit("runtime/native.py", "            flock(lock, LOCK_EX)", "            pass"),
+    ),
 )

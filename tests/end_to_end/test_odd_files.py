@@ -15,6 +15,24 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
+from anabranch.protocol.messages.describe_load import DescribeLoadRequest, DescribeLoadTopic
+from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from anabranch.protocol.messages.describe_slices import DescribeSlicesRequest, DescribeSlicesTopic
+from anabranch.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
+from anabranch.protocol.messages.partition_leader_epochs_for_partitions import (
+    PartitionLeaderEpochsForPartitionsRequest,
+    PartitionLeaderEpochsForPartitionsRequestTopic,
+)
+from anabranch.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
 from tests.support.broker import BrokerProcess
 from tests.support.wire import WireClient, batch
 
@@ -62,6 +80,50 @@ def started(killed: Path, to: Path, name: str, change: Callable[[Path], None]) -
     return BrokerProcess(to).start(expect_ready=False)
 
 
+def errors(client: WireClient, topic: str, number: int) -> dict[str, int]:
+    """The error code of each API that has one for a partition."""
+    asked = {
+        "DeleteRecords": DeleteRecordsRequest(
+            topics=[
+                DeleteRecordsTopic(name=topic, partitions=[DeleteRecordsPartition(partition_index=number, offset=0)])
+            ],
+            timeout_ms=1000,
+        ),
+        "DescribeLoad": DescribeLoadRequest(topics=[DescribeLoadTopic(name=topic, partition_indexes=[number])]),
+        "DescribeProducers": DescribeProducersRequest(topics=[TopicRequest(name=topic, partition_indexes=[number])]),
+        "DescribeSlices": DescribeSlicesRequest(
+            group_id="any", topics=[DescribeSlicesTopic(name=topic, partition_indexes=[number])]
+        ),
+        "OffsetForLeaderEpoch": OffsetForLeaderEpochRequest(
+            replica_id=-1,
+            topics=[
+                OffsetForLeaderTopic(
+                    topic=topic, partitions=[OffsetForLeaderPartition(partition=number, leader_epoch=0)]
+                )
+            ],
+        ),
+        "PartitionLeaderEpochs": PartitionLeaderEpochsForPartitionsRequest(
+            topics=[PartitionLeaderEpochsForPartitionsRequestTopic(topic=topic, partitions=[number])],
+            cuts=True,
+        ),
+    }
+    found = {name: client.call(request).topics[0].partitions[0].error_code for name, request in asked.items()}
+    marker = WritableTxnMarker(
+        producer_id=client.producer_id(),
+        topics=[WritableTxnMarkerTopic(name=topic, partition_indexes=[number])],
+        coordinator_epoch=-1,
+    )
+    ended = client.call(WriteTxnMarkersRequest(markers=[marker])).markers[0].topics[0].partitions[0]
+    fetched = client.call(client.fetch_request(client.metadata(topic).topic_id, {number: 0}), 17)
+    return {
+        **found,
+        "WriteTxnMarkers": ended.error_code,
+        "Fetch": fetched.responses[0].partitions[0].error_code,
+        "ListOffsets": client.offset_at(topic, number, -1).error_code,
+        "Produce": client.produce(topic, number, batch([b"more"])).error_code,
+    }
+
+
 def test_a_log_that_cannot_be_opened_now_is_asked_for_again_until_it_can(killed: Path, tmp_path: Path) -> None:
     """Clients were told that there is no such partition, which ends some of them."""
     name = "hurt-0/00000000000000000000.log"
@@ -74,14 +136,10 @@ def test_a_log_that_cannot_be_opened_now_is_asked_for_again_until_it_can(killed:
     try:
         assert broker._ready.wait(20)
         with WireClient(broker.port, 20) as client:
-            topic = client.metadata("hurt").topic_id
-            answers = [
-                client.produce("hurt", 0, batch([b"more"])).error_code,
-                client.call(client.fetch_request(topic, {0: 0}), 17).responses[0].partitions[0].error_code,
-                client.offset_at("hurt", 0, -1).error_code,
-            ]
-            assert answers == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
-            assert client.offset_at("hurt", 1, -1).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            closed = errors(client, "hurt", 0)
+            assert closed == dict.fromkeys(closed, ErrorCode.KAFKA_STORAGE_ERROR)
+            unknown = errors(client, "hurt", 1)
+            assert unknown == dict.fromkeys(unknown, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             (tmp_path / "data" / name).unlink()
             shutil.copyfile(killed / name, tmp_path / "data" / name)
             deadline = time.monotonic() + 20

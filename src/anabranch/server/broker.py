@@ -23,7 +23,7 @@ from anabranch.runtime.descriptors import Shares, raise_limit, share
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
-from anabranch.runtime.metrics import Labels, Looked, Metrics, MetricsServer, Sample
+from anabranch.runtime.metrics import Looked, Metrics, MetricsServer, Sample
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
@@ -397,14 +397,10 @@ class Broker:
         gauge("anabranch_log_files_refused", "Files not opened for want of room, so far.", lambda: files.refused)
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: context.replicas.commits.syncs)
 
-        def held_up() -> list[tuple[Labels, float]]:
-            return [
-                (
-                    {"topic": topic, "partition": str(it.wait.partition), "broker": str(it.wait.broker_id)},
-                    waiting_ms / 1000,
-                )
-                for topic, it, waiting_ms in self._controller.waits.all()
-            ]
+        def held_up() -> Iterator[Sample]:
+            for topic, it, waiting_ms in self._controller.waits.all():
+                where = {"partition": str(it.wait.partition), "broker": str(it.wait.broker_id)}
+                yield {"topic": topic, **where}, waiting_ms / 1000
 
         name = "anabranch_controller_resize_waiting_seconds"
         gauges(name, "How long a partition has held up the resize of its topic.", held_up)

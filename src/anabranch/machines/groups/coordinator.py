@@ -65,7 +65,6 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import (
     ConsumerGroupPrepareAssignmentRequest,
     ConsumerGroupPrepareAssignmentResponse,
 )
-from anabranch.protocol.messages.describe_groups import DescribedGroup
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import (
@@ -581,9 +580,9 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         """All groups, those that only have positions included."""
         return views.list_groups(self.groups, self.positions)
 
-    def describe_group(self, group_id: str) -> DescribedGroup:
-        """A classic group."""
-        return views.describe_group(self.groups.get(group_id), group_id, self.positions)
+    def view_group(self, group_id: str) -> classic.ClassicGroupView:
+        """A classic group and its members."""
+        return views.view_group(self.groups.get(group_id), group_id, self.positions)
 
     def view_consumer_group(self, group_id: str, now_ms: int = 0) -> views.ConsumerGroupView:
         """A group of the consumer protocol and its members: current and target assignments, and what waits."""

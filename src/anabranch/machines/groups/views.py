@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
-from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.classic import ClassicGroup, ClassicGroupView
 from anabranch.machines.groups.consumer.group import NOTHING, Assignment, ConsumerGroup, GroupState, Member
 from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges
 from anabranch.machines.groups.consumer.target import assignor_name
@@ -49,13 +49,13 @@ def states(groups: Mapping[str, Group]) -> Iterator[tuple[tuple[str, str], int]]
             yield ("classic", group.state.value), 1
 
 
-def describe_group(group: Group | None, group_id: str, positions: Positions) -> DescribedGroup:
-    """A classic group; for the consumer protocol, the fields in common with classic groups."""
+def view_group(group: Group | None, group_id: str, positions: Positions) -> ClassicGroupView:
+    """A classic group and its members."""
     if isinstance(group, ClassicGroup):
-        return classic.describe(group)
+        return classic.view(group)
     if group is None and group_id in positions:
-        return DescribedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value)
-    return DescribedGroup(
+        return ClassicGroupView(DescribedGroup(group_id=group_id, group_state=classic.ClassicState.EMPTY.value))
+    missing = DescribedGroup(
         error_code=ErrorCode.GROUP_ID_NOT_FOUND,
         error_message=f"Group {group_id} is not a classic group."
         if group is not None
@@ -63,6 +63,7 @@ def describe_group(group: Group | None, group_id: str, positions: Positions) -> 
         group_id=group_id,
         group_state=classic.ClassicState.DEAD.value,
     )
+    return ClassicGroupView(missing)
 
 
 class ConsumerGroupView(NamedTuple):
@@ -70,15 +71,20 @@ class ConsumerGroupView(NamedTuple):
 
     group: DescribedConsumerGroup
     """Without its members."""
-    members: Sequence[tuple[Member, Assignment, Shares]] = ()
-    """With their targets."""
+    members: Sequence[Member] = ()
+    targets: Mapping[str, Assignment] = {}
+    shares: Mapping[str, Shares] = {}
+    """Those of the targets, by member, as these are."""
     image: Image | None = None
 
     def described(self) -> DescribedConsumerGroup:
         """Describe the members, too: to be called once, in any thread."""
         if self.image is not None:
-            members = sorted(self.members, key=lambda it: it[0].member_id)
-            self.group.members = [_described(*each, self.image) for each in members]
+            targets, shares = self.targets, self.shares
+            self.group.members = [
+                _described(it, targets.get(it.member_id, NOTHING), shares.get(it.member_id, NO_SHARES), self.image)
+                for it in sorted(self.members, key=lambda it: it.member_id)
+            ]
         return self.group
 
 
@@ -102,12 +108,8 @@ def view_consumer_group(
         assignment_epoch=group.target_epoch,
         assignor_name=assignor_name(group, assignors),
     )
-    targets, shares = group.targets, group.target_shares
-    members = [
-        (member, targets.get(member_id, NOTHING), shares.get(member_id, NO_SHARES))
-        for member_id, member in group.members.items()
-    ]
-    return ConsumerGroupView(described, members, image)
+    members = tuple(group.members.values())
+    return ConsumerGroupView(described, members, dict(group.targets), dict(group.target_shares), image)
 
 
 def _described(member: Member, target: Assignment, shares: Shares, image: Image) -> described_messages.Member:

@@ -39,14 +39,13 @@ from anabranch.machines.controller.resize import decide_leader_and_isr_answered,
 from anabranch.machines.controller.state import ControllerState, applied, apply
 from anabranch.machines.controller.terms import decide_elected, decide_register_broker
 from anabranch.machines.controller.topics import decide_stop_replica_answered
-from anabranch.machines.controller.views import ResizeWait
 from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.peers import Peers
-from anabranch.server.cluster.resize_waits import ResizeWaits, RunningResize, waits_after
+from anabranch.server.cluster.resize_waits import Found, ResizeWaits, RunningResize, waits_after
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.storage.interface import Create, Delete, MetadataStore, Operation, Set
 
@@ -132,7 +131,7 @@ class Controller:
             if paths:
                 known = await self._store.existing(paths)
                 await self._store.multi(await self._work_out(_operations, decision.records, known))
-            change = await self._work_out(_changed, self.state, decision.records, not self._large)
+            change = await self._work_out(_changed, self.state, decision.records, not self._large, self.waits)
             self.state = change.state
             for timer in decision.timers:
                 if isinstance(timer, SetTimer):
@@ -328,7 +327,7 @@ class _Change(NamedTuple):
 
     state: ControllerState
     update: ClusterUpdate
-    waits: Mapping[str, tuple[ResizeWait, ...]]
+    waits: Mapping[str, Found]
 
 
 def _decided(
@@ -359,14 +358,14 @@ def _operations(records: Iterable[MetadataRecord], existing: Collection[str]) ->
     return operations
 
 
-def _changed(state: ControllerState, records: Sequence[MetadataRecord], in_place: bool) -> _Change:
+def _changed(state: ControllerState, records: Sequence[MetadataRecord], in_place: bool, waits: ResizeWaits) -> _Change:
     """Apply records, to the state itself or to another one."""
     state = reduce(apply, records, state) if in_place else applied(state, records)
     update = update_after(state, records)
     for topic in update.topics.values():
         if topic is not None and len(topic.nodes) >= LARGE_TOPIC:
             topic.view  # noqa: B018 - made here, and not when it is asked for first
-    return _Change(state, update, waits_after(state, records))
+    return _Change(state, update, waits.compare(waits_after(state, records)))
 
 
 def _parents(path: str) -> list[str]:

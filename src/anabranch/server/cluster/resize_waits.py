@@ -5,7 +5,7 @@ Which partitions these are is decided in `machines.controller.views`; the times 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,6 +19,8 @@ from anabranch.runtime.events import EventLogger
 events = EventLogger("controller")
 NAMED_MAX = 3
 """How many partitions a message names."""
+LOGGED_MAX = 20
+"""How many partitions of a topic that begin to hold its resize up at once have a line in the log."""
 REASONS = {
     ErrorCode.LEADER_NOT_AVAILABLE: "its broker is not running",
     ErrorCode.KAFKA_STORAGE_ERROR: "its log cannot be opened, written or synced",
@@ -36,6 +38,15 @@ class Waiting(NamedTuple):
     def reason(self) -> str:
         """Why, in words."""
         return REASONS.get(self.wait.error, f"its leader answers {self.wait.error.name}")
+
+
+class Found(NamedTuple):
+    """The partitions that the resize of a topic waits for."""
+
+    waiting: Mapping[int, Waiting]
+    """Ascending."""
+    begun: Sequence[Waiting]
+    """Those that were not among them before, or waited otherwise."""
 
 
 class RunningResize(NamedTuple):
@@ -61,23 +72,35 @@ class ResizeWaits:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
-        self._known: dict[str, dict[int, Waiting]] = {}
+        self._known: dict[str, Mapping[int, Waiting]] = {}
 
-    def note(self, state: ControllerState, waits: Mapping[str, Iterable[ResizeWait]]) -> None:
-        """Note what resizes of topics wait for now; log each partition that begins to hold one up."""
-        for name, waited in waits.items():
+    def compare(self, waits: Mapping[str, Iterable[ResizeWait]]) -> dict[str, Found]:
+        """Compare what resizes of topics wait for now with what is known; in any thread, for there may be much."""
+        now_ms = self._now_ms()
+        return {name: self._found(name, waited, now_ms) for name, waited in waits.items()}
+
+    def _found(self, name: str, waited: Iterable[ResizeWait], now_ms: int) -> Found:
+        before = self._known.get(name, {})
+        waiting: dict[int, Waiting] = {}
+        begun: list[Waiting] = []
+        for wait in sorted(waited):
+            known = before.get(wait.partition)
+            if known is None or known.wait != wait:
+                known = Waiting(wait, now_ms if known is None else known.since_ms)
+                begun.append(known)
+            waiting[wait.partition] = known
+        return Found(waiting, begun)
+
+    def note(self, state: ControllerState, found: Mapping[str, Found]) -> None:
+        """Note what resizes of topics wait for now; log partitions that begin to hold one up."""
+        for name, (waiting, begun) in found.items():
             before = self._known.pop(name, {})
-            found: dict[int, Waiting] = {}
-            for wait in waited:
-                known = before.get(wait.partition)
-                if known is not None and known.wait == wait:
-                    found[wait.partition] = known
-                    continue
-                since_ms = self._now_ms() if known is None else known.since_ms
-                found[wait.partition] = waiting = Waiting(wait, since_ms)
-                self._log(state, name, waiting)
-            if found:
-                self._known[name] = found
+            for each in begun[:LOGGED_MAX]:
+                self._log(state, name, each)
+            if len(begun) > LOGGED_MAX:
+                events.warning("resize waits for more partitions", topic=name, partitions=len(begun) - LOGGED_MAX)
+            if waiting:
+                self._known[name] = waiting
             elif before:
                 events.info("resize waits no more", topic=name, partitions=len(before))
 
@@ -94,7 +117,7 @@ class ResizeWaits:
 
     def of(self, topic: str) -> list[Waiting]:
         """What the resize of a topic waits for, by partition, ascending."""
-        return [waiting for _, waiting in sorted(self._known.get(topic, {}).items())]
+        return list(self._known.get(topic, {}).values())
 
     def running(self, state: ControllerState, topics: Iterable[str] | None) -> list[RunningResize]:
         """List the resizes that run, by topic name: of these topics, or of all."""
@@ -110,10 +133,10 @@ class ResizeWaits:
                 found.append(RunningResize(name, topic.topic_id, old, new, phase, cancelable, waits, now_ms))
         return found
 
-    def all(self) -> Iterable[tuple[str, Waiting, int]]:
-        """Every topic and partition that a resize waits for, and how long it has, in ms."""
+    def all(self) -> Iterator[tuple[str, Waiting, int]]:
+        """Every topic and partition that a resize waits for, and how long it has, in ms; bears changes meanwhile."""
         now_ms = self._now_ms()
-        return ((name, it, now_ms - it.since_ms) for name, found in self._known.items() for it in found.values())
+        return ((name, it, now_ms - it.since_ms) for name, found in [*self._known.items()] for it in found.values())
 
     def text(self, topic: str) -> list[str]:
         """The sentences that tell a client what the resize of a topic waits for; none where it goes on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.protocol.messages.consumer_group_describe import (
@@ -29,28 +29,31 @@ from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, subm
 from anabranch.server.handlers.in_parts import gather_in_steps
 
 if TYPE_CHECKING:  # Imported with the first group.
+    from anabranch.machines.groups.classic import ClassicGroupView
     from anabranch.machines.groups.views import ConsumerGroupView
 
-View: TypeAlias = "ConsumerGroupView | _Refused"
+View: TypeAlias = "ConsumerGroupView | _Refused[DescribedConsumerGroup]"
+ClassicView: TypeAlias = "ClassicGroupView | _Refused[DescribedGroup]"
 Result = TypeVar("Result")
 Response = TypeVar("Response")
 Described = TypeVar("Described", DescribedGroup, DescribedConsumerGroup)
+Shown = TypeVar("Shown")
 DEAD = "Dead"
 MEMBERS_AT_A_TIME = 2_000
-"""Members of groups that are looked at before other work has its turn: 3 ms."""
+"""Members of groups that are looked at before other work has its turn: a millisecond."""
 MEMBERS_ON_LOOP_MAX = 50
 """Of more members an answer is made and encoded in a thread."""
 NOT_FOUND_SINCE = 6
 """The version of DescribeGroups with an error for a missing group (KIP-1043)."""
 
 
-class _Refused(NamedTuple):
+class _Refused(NamedTuple, Generic[Shown]):
     """In place of the view of a group."""
 
-    group: DescribedConsumerGroup
+    group: Shown
     members: tuple[()] = ()
 
-    def described(self) -> DescribedConsumerGroup:
+    def described(self) -> Shown:
         return self.group
 
 
@@ -59,7 +62,7 @@ def handle_consumer_group_describe(
 ) -> ConsumerGroupDescribeResponse | Large | Awaitable[ConsumerGroupDescribeResponse | Large]:
     """Describe groups of the consumer protocol."""
 
-    def refuse(group_id: str, code: ErrorCode, message: str) -> _Refused:
+    def refuse(group_id: str, code: ErrorCode, message: str) -> _Refused[DescribedConsumerGroup]:
         return _Refused(DescribedConsumerGroup(error_code=code, error_message=message, group_id=group_id))
 
     def view(group_id: str) -> View | Awaitable[View]:
@@ -87,27 +90,30 @@ def handle_describe_groups(
 ) -> DescribeGroupsResponse | Large | Awaitable[DescribeGroupsResponse | Large]:
     """Describe groups of the classic protocol; early versions describe an unknown group as dead."""
 
-    def describe_one(groups: Any, group_id: str) -> DescribedGroup:
-        found: DescribedGroup = groups.describe_group(group_id)
-        if call.api_version < NOT_FOUND_SINCE and found.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
-            return DescribedGroup(group_id=group_id, group_state=DEAD)
+    def view_one(groups: Any, group_id: str) -> ClassicView:
+        found: ClassicView = groups.view_group(group_id)
+        if call.api_version < NOT_FOUND_SINCE and found.group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+            return _Refused(DescribedGroup(group_id=group_id, group_state=DEAD))
         return found
 
-    def describe(group_id: str) -> DescribedGroup | Awaitable[DescribedGroup]:
+    def view(group_id: str) -> ClassicView | Awaitable[ClassicView]:
         return _read(
             broker,
             group_id,
-            lambda groups, now_ms: describe_one(groups, group_id),
-            lambda code, message: DescribedGroup(
-                error_code=code, error_message=message, group_id=group_id, group_state=DEAD
+            lambda groups, now_ms: view_one(groups, group_id),
+            lambda code, message: _Refused(
+                DescribedGroup(error_code=code, error_message=message, group_id=group_id, group_state=DEAD)
             ),
         )
 
-    def respond(groups: list[DescribedGroup]) -> DescribeGroupsResponse | Large:
-        answer = DescribeGroupsResponse(groups=_authorized(groups, request.include_authorized_operations))
-        return _large_or_not(lambda: answer, sum(len(each.members) for each in groups))
+    def respond(views: list[ClassicView]) -> DescribeGroupsResponse | Large:
+        def make() -> DescribeGroupsResponse:
+            groups = [each.described() for each in views]
+            return DescribeGroupsResponse(groups=_authorized(groups, request.include_authorized_operations))
 
-    return _look_in_steps(request.groups, describe, lambda found: len(found.members), respond)
+        return _large_or_not(make, sum(len(each.members) for each in views))
+
+    return _look_in_steps(request.groups, view, lambda found: len(found.members), respond)
 
 
 async def handle_list_groups(

@@ -284,7 +284,6 @@ class Replicas:
         for partition in partitions:
             self._add(partition)
             self._unopened -= {partition.name}
-            self._closed -= {partition.name}
             if partition.offline_reason is None:
                 self.removed.forget(partition.name)
 

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
-from anabranch.server.coordinators.group_metrics import READS_MAX, WINDOW_S, Rate
+from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
+from anabranch.machines.groups.views import states
+from anabranch.runtime.metrics import SAMPLES_PER_STEP, Family, Metrics
+from anabranch.server.coordinators.group_metrics import PREFIX, READS_MAX, WINDOW_S, Rate, _describe_groups
+from anabranch.server.coordinators.groups import Groups
 
 
 class World:
@@ -56,3 +64,39 @@ def test_a_partition_that_was_loaded_again_gives_no_negative_rate() -> None:
     world.after(10, 100)
     assert world.after(1, -105) == 0
     assert world.after(1, 4) == 4
+
+
+def test_the_loop_goes_on_while_the_groups_are_counted_by_their_states() -> None:
+    """To find the state of a group all its members are looked at, for each of three metrics."""
+    count, members = 40, SAMPLES_PER_STEP // 4
+    groups = {}
+    looked = 0
+
+    class Counted(ConsumerGroup):
+        def state(self) -> object:  # type: ignore[override]
+            nonlocal looked
+            looked += len(self.members)
+            return super().state()
+
+    for number in range(count):
+        groups[f"g{number}"] = Counted(f"g{number}", members={f"m{at}": Member(f"m{at}") for at in range(members)})
+    shard = SimpleNamespace(active=True, machine=SimpleNamespace(states=lambda: states(groups)))
+    metrics = Metrics()
+    _describe_groups(cast(Groups, [shard]), metrics)
+    steps: list[int] = []
+
+    async def run() -> list[Family]:
+        for name in [*metrics._gauges]:
+            if not name.endswith("group_count"):
+                del metrics._gauges[name]
+        reading = asyncio.create_task(metrics.families())
+        while not reading.done():
+            before = looked
+            await asyncio.sleep(0)
+            steps.append(looked - before)
+        return reading.result()
+
+    found = {family.name: [*family.samples] for family in asyncio.run(run())}
+    assert found[f"{PREFIX}group_count"] == [({"protocol": "consumer"}, count), ({"protocol": "classic"}, 0)]
+    assert sum(value for _, value in found[f"{PREFIX}consumer_group_count"]) == count
+    assert looked == 3 * count * members and max(steps) <= SAMPLES_PER_STEP

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.groups.classic import ClassicGroupView, ClassicMember
 from anabranch.machines.groups.consumer.group import Member
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.views import ConsumerGroupView
@@ -37,9 +40,9 @@ class Groups:
         return self
 
     def read(self, read: Callable[[Any, int], Any]) -> Any:
-        machine = SimpleNamespace(describe_group=lambda group_id: DescribedGroup(group_id=group_id))
-        found: DescribedGroup = read(machine, 0)
-        if found.group_id != "waits":
+        machine = SimpleNamespace(view_group=lambda group_id: ClassicGroupView(DescribedGroup(group_id=group_id)))
+        found: ClassicGroupView = read(machine, 0)
+        if found.group.group_id != "waits":
             return found
         self.waiting.append(asyncio.get_running_loop().create_future())
         return self.waiting[-1]
@@ -78,17 +81,27 @@ class Sized:
         return self
 
     def read(self, read: Callable[[Any, int], Any]) -> Any:
-        return read(SimpleNamespace(view_consumer_group=self.view), 0)
+        return read(SimpleNamespace(view_consumer_group=self.view, view_group=self.view_classic), 0)
 
     def view(self, group_id: str, now_ms: int) -> ConsumerGroupView:
         self.looked.append(self.turns)
-        members = [(Member(f"{number:06d}"), (), ()) for number in reversed(range(int(group_id)))]
-        return ConsumerGroupView(DescribedConsumerGroup(group_id=group_id), members, Image())
+        members = [Member(f"{number:06d}") for number in reversed(range(int(group_id)))]
+        return ConsumerGroupView(DescribedConsumerGroup(group_id=group_id), members, image=Image())
+
+    def view_classic(self, group_id: str) -> ClassicGroupView:
+        self.looked.append(self.turns)
+        members = [ClassicMember(f"{number}", None, "", "", 0, 0, ()) for number in range(int(group_id))]
+        return ClassicGroupView(DescribedGroup(group_id=group_id), members)
 
 
-async def described(groups: Sized, group_ids: list[str]) -> ConsumerGroupDescribeResponse | Large:
+async def described(
+    groups: Sized, group_ids: list[str], *, classic: bool = False
+) -> ConsumerGroupDescribeResponse | DescribeGroupsResponse | Large:
     broker = cast(BrokerContext, SimpleNamespace(groups=groups))
-    answer = handle_consumer_group_describe(broker, ConsumerGroupDescribeRequest(group_ids=group_ids), CALL)
+    if classic:
+        answer = handle_describe_groups(broker, DescribeGroupsRequest(groups=group_ids), CALL)
+    else:
+        answer = handle_consumer_group_describe(broker, ConsumerGroupDescribeRequest(group_ids=group_ids), CALL)
     if not hasattr(answer, "__await__"):
         return answer
     task = asyncio.ensure_future(answer)
@@ -96,6 +109,24 @@ async def described(groups: Sized, group_ids: list[str]) -> ConsumerGroupDescrib
         groups.turns += 1
         await asyncio.sleep(0)
     return task.result()
+
+
+def test_many_members_of_a_classic_group_are_described_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands took more than 10 ms of the event loop."""
+    makers: set[str] = set()
+    make = ClassicGroupView.described
+
+    def noted(view: ClassicGroupView) -> DescribedGroup:
+        makers.add(view.group.group_id)
+        return make(view)
+
+    monkeypatch.setattr(ClassicGroupView, "described", noted)
+    few = asyncio.run(described(Sized(), ["2", "3"], classic=True))
+    assert isinstance(few, DescribeGroupsResponse) and makers == {"2", "3"}
+    assert [[it.member_id for it in group.members] for group in few.groups] == [["0", "1"], ["0", "1", "2"]]
+    many = asyncio.run(described(Sized(), ["800"], classic=True))
+    assert isinstance(many, Large) and "800" not in makers
+    assert [it.member_id for it in many.make().groups[0].members] == [f"{number}" for number in range(800)]
 
 
 def test_many_members_are_described_in_a_thread() -> None:

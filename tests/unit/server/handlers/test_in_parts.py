@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import Any
 
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
@@ -63,3 +64,21 @@ def test_what_is_named_again_is_answered_once() -> None:
     assert parts is not None
     parts.once(producers)
     assert [it.partition_indexes for it in producers.topics] == [[1, 2], [3]]
+
+
+def test_parts_of_which_there_is_much_are_made_in_a_thread() -> None:
+    """Of some parts even one is more than a step may do."""
+    makers: set[int] = set()
+
+    def handle(broker: Any, request: DescribeProducersRequest, call: Any) -> Large:
+        def make() -> DescribeProducersResponse:
+            makers.add(threading.get_ident())
+            return DescribeProducersResponse(topics=[TopicResponse(name=it.name) for it in request.topics])
+
+        return Large(make)
+
+    names = [f"t{number}" for number in range(2 * PARTITIONS_AT_A_TIME)]
+    request = DescribeProducersRequest(topics=[TopicRequest(name=name, partition_indexes=[]) for name in names])
+    found = asyncio.run(ENDPOINTS[61]._replace(handler=handle).handle(NOTHING, request, NOTHING))
+    assert [it.name for it in found.make().topics] == names
+    assert makers and threading.get_ident() not in makers

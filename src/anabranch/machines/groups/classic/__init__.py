@@ -8,16 +8,17 @@ from anabranch.machines.groups.classic.group import (
     NEXT,
     ClassicEvent,
     ClassicGroup,
+    ClassicGroupView,
     ClassicMember,
     ClassicState,
     apply,
-    describe,
     generation_record,
     group_of,
     owners,
     restore,
     subscribed_topics,
     tombstone,
+    view,
 )
 from anabranch.machines.groups.classic.join import Caller, decide_join, member_error
 from anabranch.machines.groups.classic.sessions import (
@@ -39,6 +40,7 @@ __all__ = [
     "Caller",
     "ClassicEvent",
     "ClassicGroup",
+    "ClassicGroupView",
     "ClassicMember",
     "ClassicSettings",
     "ClassicState",
@@ -53,7 +55,6 @@ __all__ = [
     "decide_loaded",
     "decide_sync",
     "decide_timer",
-    "describe",
     "generation_record",
     "group_of",
     "member_error",
@@ -62,4 +63,5 @@ __all__ = [
     "session_timer",
     "subscribed_topics",
     "tombstone",
+    "view",
 ]

@@ -18,11 +18,12 @@ generation with its assignment; emptied: the record of a generation without memb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -430,27 +431,40 @@ def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
     return any(not given.get(owned.topic, set()).issuperset(owned.partitions) for owned in said.owned_partitions)
 
 
-def describe(group: ClassicGroup) -> DescribedGroup:
-    """The group as DescribeGroups shows it; metadata and assignments are shown of a STABLE group only."""
+class ClassicGroupView(NamedTuple):
+    """A group as it is now: values that do not change, of which there may be many."""
+
+    group: DescribedGroup
+    """Without its members."""
+    members: Sequence[ClassicMember] = ()
+
+    def described(self) -> DescribedGroup:
+        """Describe the members, too; metadata and assignments are shown of a STABLE group only. In any thread."""
+        stable, protocol = self.group.group_state == ClassicState.STABLE.value, self.group.protocol_data
+        self.group.members = [
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata(protocol) if stable else b"",
+                member_assignment=member.assignment if stable else b"",
+            )
+            for member in self.members
+        ]
+        return self.group
+
+
+def view(group: ClassicGroup) -> ClassicGroupView:
+    """The group as DescribeGroups shows it."""
     if group.state is ClassicState.DEAD:
-        return DescribedGroup(group_id=group.group_id, group_state=ClassicState.DEAD.value)
+        return ClassicGroupView(DescribedGroup(group_id=group.group_id, group_state=ClassicState.DEAD.value))
     stable = group.state is ClassicState.STABLE
-    members = [
-        DescribedGroupMember(
-            member_id=member.member_id,
-            group_instance_id=member.instance_id,
-            client_id=member.client_id,
-            client_host=member.client_host,
-            member_metadata=member.metadata(group.protocol_name) if stable else b"",
-            member_assignment=member.assignment if stable else b"",
-        )
-        for member in group.members.values()
-    ]
-    return DescribedGroup(
+    shown = DescribedGroup(
         error_code=ErrorCode.NONE,
         group_id=group.group_id,
         group_state=group.state.value,
         protocol_type=group.protocol_type or "",
         protocol_data=(group.protocol_name or "") if stable else "",
-        members=members,
     )
+    return ClassicGroupView(shown, tuple(group.members.values()))

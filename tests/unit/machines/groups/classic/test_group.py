@@ -68,7 +68,7 @@ def decoded(value: GroupMetadataValue, version: int) -> GroupMetadataValue:
 def test_what_members_said_is_shown_of_a_stable_group_only() -> None:
     world = GroupWorld()
     a, b = world.start("a", "b")
-    shown = classic.describe(world.group)
+    shown = classic.view(world.group).described()
     assert (shown.group_state, shown.protocol_type, shown.protocol_data) == ("Stable", "consumer", "range")
     assert [(m.member_id, m.client_id, m.client_host) for m in shown.members] == [
         (a, "a", "/127.0.0.1"),
@@ -79,11 +79,11 @@ def test_what_members_said_is_shown_of_a_stable_group_only() -> None:
         (b"topics", b.encode()),
     ]
     world.join("a", a)
-    shown = classic.describe(world.group)
+    shown = classic.view(world.group).described()
     assert (shown.group_state, shown.protocol_data) == ("PreparingRebalance", "")
     assert [(m.member_metadata, m.member_assignment) for m in shown.members] == [(b"", b"")] * 2
     world.dissolve()
-    assert classic.describe(world.group).group_state == "Dead"
+    assert classic.view(world.group).described().group_state == "Dead"
 
 
 def subscription(*topics: str, version: int = 3) -> bytes:
