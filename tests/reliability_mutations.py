@@ -127,6 +127,15 @@ RELIABILITY = (
             "    if topic.name in INTERNAL_TOPICS and topic.name in state.deleting:\n",
         ),
     ),
+    _seen(
+        "clients set how durable what a coordinator has answered for is",
+        "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_as_durable_as_the_broker_says",
+        Edit(
+            "machines/controller/configs.py",
+            '{"cleanup.policy": ("compact",), "durability": ("inherit", "fsync")}',
+            '{"cleanup.policy": ("compact",)}',
+        ),
+    ),
     # Budgets.
     _seen(
         "requests that arrive take memory without a bound",
@@ -181,6 +190,12 @@ RELIABILITY = (
             "    wait_max_ms = request.max_wait_ms\n    call.release()\n    return",
             "    wait_max_ms = request.max_wait_ms\n    return",
         ),
+    ),
+    _seen(
+        "a question about positions keeps its message while it waits",
+        "tests/end_to_end/test_positions_asked.py"
+        "::test_a_question_that_waits_keeps_no_memory_that_other_large_requests_need",
+        Edit("server/handlers/groups.py", "        call.release()\n", "        pass\n"),
     ),
     _seen(
         "fetch sessions take memory without a bound",

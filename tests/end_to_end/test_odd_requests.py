@@ -75,6 +75,29 @@ def test_records_of_a_topic_that_is_compacted_only_are_not_deleted(wire: WireCli
         assert (result.error_code, result.low_watermark) == (error, -1 if error else 1)
 
 
+def test_the_log_of_a_coordinator_stays_as_durable_as_the_broker_says(wire: WireClient) -> None:
+    """Anybody could have commits that were answered for lost with the power."""
+    offsets = "__consumer_offsets"
+    while wire.call(FindCoordinatorRequest(key="group"), 3).error_code:
+        pass
+    wire.create("mine")
+
+    def altered(topic: str, value: str) -> tuple[int, str]:
+        change = Altered(name="durability", config_operation=SET, value=value)
+        resource = AlteredResource(resource_type=TOPIC, resource_name=topic, configs=[change])
+        [answer] = wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses
+        return answer.error_code, answer.error_message or ""
+
+    code, message = altered(offsets, "os")
+    assert code == ErrorCode.INVALID_CONFIG and "must be inherit or fsync, not 'os'" in message
+    replaced = AlterConfigsResource(
+        resource_type=TOPIC, resource_name=offsets, configs=[AlterableConfig(name="durability", value="os")]
+    )
+    [answer] = wire.call(AlterConfigsRequest(resources=[replaced]), 2).responses
+    assert answer.error_code == ErrorCode.INVALID_CONFIG
+    assert altered(offsets, "fsync") == altered(offsets, "inherit") == altered("mine", "os") == (0, "")
+
+
 def test_the_log_of_a_coordinator_stays_compacted(wire: WireClient) -> None:
     """Anybody could have commits deleted by age, and a group would begin anew."""
     offsets = "__consumer_offsets"

@@ -18,6 +18,7 @@ from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequestPartition,
     ConsumerGroupPositionRequestTopic,
 )
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.groups import assignment, subscription
@@ -116,6 +117,26 @@ def test_whatever_a_classic_leader_assigns_its_members_are_answered(process: Bro
         took = {work: count - before.get(work, 0) for work, count in long_steps(process).items()}
         assert not took.get(f'{LONG_STEPS}{{work="ConsumerGroupPosition"}}', 0), took
         assert not process.said("error")
+
+
+def test_a_question_that_waits_keeps_no_memory_that_other_large_requests_need(tmp_path: Path) -> None:
+    """Each kept up to 200,000 elements of its request, for as long as it waited."""
+    with running(tmp_path, **{"queued.max.decoded.bytes": 1 << 20}) as process, member(process) as client:
+        mine = ConsumerGroupPositionRequestPartition(partition=1, position=0)
+        with GroupClient(process.port) as asker, GroupClient(process.port) as other:
+            assert positions(asker.call(question(-1), 0)) == [(0, 0)]
+            asked = question(0)
+            asked.topics[0].partitions = [*asked.topics[0].partitions, *[mine] * 1_000]
+            waiting = asker.send(asked, 0)
+            parked(process, 1)
+            assert process.metrics()["kafka_server_socketservermetrics_decoded_bytes"] == 0
+            names = [MetadataRequestTopic(name=f"unknown-topic-{it}") for it in range(2_000)]
+            other.call(MetadataRequest(topics=names, allow_auto_topic_creation=False), 12)
+            client.commit(GROUP, {(TOPIC, 0): 0}, member=MEMBER, epoch=1)
+            assert positions(client.call(question(0, wait_ms=0), 0)) == [(0, 0)]
+            assert positions(asker.receive(waiting)) == [(0, 0)]
+            asked.topics = [ConsumerGroupPositionRequestTopic(topic="x" * 250, partitions=[])]
+            assert other.call(asked, 0).error_code == ErrorCode.INVALID_REQUEST, "its name would be kept"
 
 
 def test_a_question_is_dropped_with_its_connection(process: BrokerProcess) -> None:

@@ -389,6 +389,9 @@ _TABLE = (
 )
 TOPIC_CONFIGS: Mapping[str, TopicConfig] = {config.name: config for config in _TABLE}
 """Every topic config, by name."""
+INTERNAL_VALUES: Mapping[str, tuple[str, ...]] = {"cleanup.policy": ("compact",), "durability": ("inherit", "fsync")}
+"""The values of configs of a coordinator's topic, where others would break its promises: what it has answered for is
+as safe as the broker's setting says, and holds until a newer record says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -559,13 +562,13 @@ def _decide_overrides(
 
 
 def _refuse_internal(topic: str, overrides: Mapping[str, str]) -> Refused | None:
-    """Refuse to delete the records of a coordinator by age: what they say holds until a newer one says otherwise."""
-    policy = overrides["cleanup.policy"]
-    if split(policy) == ["compact"]:
-        return None
-    return Refused(
-        ErrorCode.INVALID_CONFIG, f"The config 'cleanup.policy' of {topic!r} must be compact, not {policy!r}."
-    )
+    """Refuse what would lose records of a coordinator that were answered for, or delete them by age."""
+    for name, allowed in INTERNAL_VALUES.items():
+        value = overrides.get(name, TOPIC_CONFIGS[name].default)
+        if not {*split(value)} <= {*allowed}:
+            message = f"The config {name!r} of {topic!r} must be {' or '.join(allowed)}, not {value!r}."
+            return Refused(ErrorCode.INVALID_CONFIG, message)
+    return None
 
 
 def _invalid_request(message: str) -> Decision[CommandReply]:

@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import TOPIC_NAME_LENGTH_MAX
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import reconcile
@@ -189,7 +190,12 @@ def _error(group: Group | None, request: ConsumerGroupPositionRequest) -> ErrorC
 
 
 def _is_too_large(keeper: Gatekeeper, group: Group, gates: GroupGates, request: ConsumerGroupPositionRequest) -> bool:
-    """Whether a request names many more topics and partitions than the group subscribes to, by whatever metadata."""
+    """Whether a request names many more topics and partitions than the group subscribes to, or what is no topic's name.
+
+    A question that waits keeps its names.
+    """
+    if any(len(topic.topic) > TOPIC_NAME_LENGTH_MAX for topic in request.topics):
+        return True
     by_name = keeper.offsets.image.by_name
     room = sum(topic.size for name in keeper.topics_of(group, gates) if (topic := by_name.get(name)) is not None)
     return sum(1 + len(topic.partitions) for topic in request.topics) > 2 * room + SPARE_PARTITIONS

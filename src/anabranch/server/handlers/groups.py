@@ -189,23 +189,30 @@ def handle_install_assignment(
 def handle_consumer_group_position(
     broker: BrokerContext, request: ConsumerGroupPositionRequest, call: RequestContext
 ) -> ConsumerGroupPositionResponse | Awaitable[ConsumerGroupPositionResponse]:
-    """Take a member's positions, and answer those that it needs as soon as they are other than it knows."""
+    """Take a member's positions, and answer those that it needs as soon as they are other than it knows.
+
+    The coordinator keeps of a question what it will compare: the request, of which nothing is read, is freed meanwhile.
+    """
     ticket = broker.groups.ticket()
+    group_id, member_id = request.group_id, request.member_id
 
     def dropped() -> None:
         with contextlib.suppress(ApiError):
-            broker.groups.shard_of(request.group_id).tell(
-                lambda groups, now_ms: groups.position_dropped(request.group_id, request.member_id, ticket)
+            broker.groups.shard_of(group_id).tell(
+                lambda groups, now_ms: groups.position_dropped(group_id, member_id, ticket)
             )
 
-    return as_member(
+    answer = as_member(
         broker,
-        request.group_id,
+        group_id,
         call,
         lambda groups, now_ms: groups.consumer_group_position(request, ticket, now_ms),
         lambda code, message: ConsumerGroupPositionResponse(error_code=code),
         dropped,
     )
+    if hasattr(answer, "__await__"):
+        call.release()
+    return answer
 
 
 # -- the classic protocol --------------------------------------------------------------------------------------------

@@ -60,10 +60,10 @@ LOOP_ELEMENTS_MAX = 1_000
 """Elements of a request above which it is decoded in a thread, too: of Produce, whose size says little."""
 DECODED_FACTOR = 32
 """What a decoded request takes at most, in its bytes: 29 were measured of names of topics."""
-WAITING = frozenset((11, 14, 28, 68, 10001))
-"""Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit, ConsumerGroupHeartbeat,
-ConsumerGroupPosition. They take no part of the memory for decoded requests, since others that they wait for might wait
-for them. A fetch gives its part back before it waits."""
+WAITING = frozenset((11, 14, 28, 68))
+"""Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit, ConsumerGroupHeartbeat. They
+take no part of the memory for decoded requests, since others that they wait for might wait for them. A fetch and a
+ConsumerGroupPosition give their part back before they wait."""
 REFUSED = {
     **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
     **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
