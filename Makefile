@@ -25,7 +25,7 @@ java:
 	@java -version >/dev/null 2>&1 || { echo "Spark needs Java 17 or newer: install it (for example: apt-get install openjdk-17-jre-headless) and try again"; exit 1; }
 
 demo: $(READY) java  ## the main job, on real data: 336,776 flights through a topic that is resized as they flow
-	$(BIN)/anabranch demo $(DEMO)
+	$(BIN)/anabranch demo --report report.html $(DEMO)
 
 test: $(READY) java  ## every test
 	@$(MAKE) --no-print-directory --jobs=3 checked types peers

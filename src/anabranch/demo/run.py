@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,13 +25,19 @@ import pyarrow as pa
 from anabranch.base.errors import AnabranchError
 from anabranch.client.sync import Admin, Producer
 from anabranch.demo.flights import Result, start
+from anabranch.demo.story import Difference, Events, Followed, Resize
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 RESIZES = ((0.25, 6), (0.50, 3), (0.75, 8))
 """(share of the flights sent before the resize, partitions)"""
 INITIAL_PARTITIONS = 2
+TOPICS = {"key": "flights", "none": "flights-unordered"}
+"""The topic of each run, by its `ordering`."""
+PROGRESS_MAX = 10_000
+"""Progress reports that Spark keeps of a query, so that the report has all of them."""
 CHUNKS = 80
 SENDING_S = 10.0
 """How long the sending of all flights is stretched to, so that resizes and reading fall into it."""
@@ -54,17 +61,22 @@ Progress = Callable[[str, float | None], AbstractContextManager[Advance]]
 class Run:
     """The figures of one run of the query."""
 
-    ordering: str
-    """`key` or `none`, the source's option."""
+    events: Events
     rows: int = 0
     batches: int = 0
     took_s: float = 0.0
-    resizes: list[tuple[int, int, float]] = field(default_factory=list)
-    """(from, to, milliseconds)"""
     results: dict[str, Result] = field(default_factory=dict)
     """Results by tail number."""
-    wrong: int = 0
-    """Aircraft whose result differs from the plain pass."""
+
+    @property
+    def ordering(self) -> str:
+        """`key` or `none`, the source's option."""
+        return self.events.ordering
+
+    @property
+    def wrong(self) -> int:
+        """The number of aircraft whose result differs from the plain pass."""
+        return len(self.events.differences)
 
 
 def run_all(
@@ -77,18 +89,46 @@ def run_all(
 ) -> list[Run]:
     """Run the query once for each ordering, at the broker at `address` (HOST:PORT), with checkpoints in `home`."""
     runs: list[Run] = []
-    with _spark(progress) as spark:
+    with _spark(home, progress) as spark:
         for ordering in orderings:
             run = _run(spark, address, home, flights, ordering, progress)
-            run.wrong = sum(run.results.get(tail) != result for tail, result in expected.items())
-            run.wrong += len(run.results.keys() - expected.keys())
+            run.events.differences = _differences(expected, run.results)
             runs.append(run)
+        tailnum = _example(runs, expected)
+        for run in runs:
+            run.events.followed = _follow(spark, address, TOPICS[run.ordering], tailnum)
     return runs
 
 
+def _differences(expected: Mapping[str, Result], found: Mapping[str, Result]) -> list[Difference]:
+    return [
+        Difference(tailnum, expected.get(tailnum), found.get(tailnum))
+        for tailnum in sorted(expected.keys() | found.keys())
+        if expected.get(tailnum) != found.get(tailnum)
+    ]
+
+
+def _example(runs: Sequence[Run], expected: Mapping[str, Result]) -> str:
+    """Choose the aircraft that the report follows: the busiest wrong one, or the busiest of all."""
+    wrong = [each.tailnum for run in runs for each in run.events.differences if each.tailnum in expected]
+    return max(wrong or expected, key=lambda tailnum: expected[tailnum].legs)
+
+
+def _follow(spark: SparkSession, address: str, topic: str, tailnum: str) -> Followed:
+    """Read where the records of one aircraft are, in the order in which they were sent."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    options = {"kafka.bootstrap.servers": address, "subscribe": topic}
+    records = spark.read.format("anabranch").options(**options).load()
+    mine = records.where(F.col("key") == F.lit(tailnum.encode())).select("partition", "offset", "sequence")
+    return Followed(tailnum, [(row.partition, row.offset) for row in sorted(mine.collect(), key=lambda r: r.sequence)])
+
+
 def _run(spark: SparkSession, address: str, home: Path, flights: pa.Table, ordering: str, progress: Progress) -> Run:
-    topic = "flights" if ordering == "key" else "flights-unordered"
-    run = Run(ordering)
+    topic = TOPICS[ordering]
+    events = Events(ordering, time.time())
+    run = Run(events)
+    plan_log = home / f"plans-{topic}.jsonl"
     began = time.perf_counter()
     with Admin(bootstrap_servers=address) as admin:
         ordered = "true" if ordering == "key" else "false"
@@ -99,6 +139,7 @@ def _run(spark: SparkSession, address: str, home: Path, flights: pa.Table, order
             "startingOffsets": "earliest",
             "ordering": ordering,
             "maxOffsetsPerTrigger": str(RECORDS_PER_TRIGGER),
+            "planLog": str(plan_log),
         }
 
         def update(batch_id: int, count: int, changed: dict[str, Result]) -> None:
@@ -109,27 +150,43 @@ def _run(spark: SparkSession, address: str, home: Path, flights: pa.Table, order
         with progress(f"sending and reading {title}", flights.num_rows) as advance:
             query = start(spark, options, str(home / f"checkpoint-{topic}"), update)
             try:
-                sender = _Sender(address, topic, flights, lambda done: advance(done, f"{done:,} sent"))
+
+                def sent(done: int) -> None:
+                    events.sent.append((time.time(), done))
+                    advance(done, f"{done:,} sent")
+
+                sender = _Sender(address, topic, flights, sent)
                 sender.start()
                 for share, count in RESIZES:
                     sender.wait_for(share)
-                    run.resizes.append(_resize(admin, topic, count))
+                    events.resizes.append(_resize(admin, topic, count))
                 sender.finish()
                 run.rows = flights.num_rows
                 advance(flights.num_rows, "all sent, reading the rest")
                 query.processAllAvailable()
                 query.processAllAvailable()
+                events.batches = _times_of(query.recentProgress)
+                events.plans = plan_log.read_text().splitlines()
             finally:
                 query.stop()
     run.took_s = time.perf_counter() - began
     return run
 
 
-def _resize(admin: Admin, topic: str, count: int) -> tuple[int, int, float]:
+def _times_of(reports: Sequence[StreamingQueryProgress]) -> list[tuple[float, float]]:
+    """Return when each micro-batch began and how long it took; reports of triggers without one are left out."""
+    return [
+        (datetime.fromisoformat(report.timestamp).timestamp(), report.durationMs["triggerExecution"] / 1000)
+        for report in reports
+        if "addBatch" in report.durationMs
+    ]
+
+
+def _resize(admin: Admin, topic: str, count: int) -> Resize:
     before = admin.topics([topic])[topic].partition_count
-    began = time.perf_counter()
+    at, began = time.time(), time.perf_counter()
     admin.resize(topic, count)
-    return before, count, (time.perf_counter() - began) * 1000
+    return Resize(at, (time.perf_counter() - began) * 1000, before, count)
 
 
 class _Sender(threading.Thread):
@@ -227,12 +284,36 @@ def _address_of(process: subprocess.Popen[bytes], log_path: Path) -> str:
 
 
 @contextmanager
-def _spark(progress: Progress) -> Iterator[SparkSession]:
+def _spark(home: Path, progress: Progress) -> Iterator[SparkSession]:
     from anabranch.demo.session import local_session
 
+    log_path = home / "spark.log"
     with progress("starting Spark", None):
-        spark = local_session("anabranch demo")
+        try:
+            with _standard_error_to(log_path):
+                spark = local_session("anabranch demo")
+        except Exception as error:
+            raise AnabranchError(f"Spark did not start: {error}\n{log_path.read_text()[-2000:]}") from error
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", str(PROGRESS_MAX))
     try:
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def _standard_error_to(path: Path) -> Iterator[None]:
+    """Give the processes that are started in the block a file as standard error, for as long as they live.
+
+    What the JVM warns of at its start (incubator modules, native libraries) matters to nobody; what fails, PySpark
+    raises here.
+    """
+    sys.stderr.flush()
+    screen = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(screen, 2)
+        os.close(screen)
