@@ -29,6 +29,18 @@ TIME = (
         f"{BY_TIME}::test_a_partition_with_an_open_transaction_is_waited_for",
     ),
     Mutation(
+        "what lies behind a gate counts by time with what lies before it",
+        (
+            Edit(
+                "machines/groups/gatekeeper.py",
+                "        return OPEN_END if gate is None else gate\n",
+                "        return OPEN_END\n",
+            ),
+        ),
+        OWNERS,
+        f"{BY_TIME}::test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps_uncommitted",
+    ),
+    Mutation(
         "the time of an owner counts when it is silent",
         (
             Edit(

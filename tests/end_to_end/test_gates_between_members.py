@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.applications import QUICK, Workers, stage
 from tests.support.broker import BrokerProcess
-from tests.support.thorough import THOROUGH
 
 SOON_S = 6.0
 """A tenth of the applications' poll interval."""
@@ -64,16 +63,16 @@ def test_a_gate_that_opened_by_time_closes_when_the_position_before_it_moves(
         it.finish(SOON_S)
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"] if THOROUGH else ["classic"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_member_that_never_commits_passes_gates_that_wait_for_one_another(
     shared: BrokerProcess, workers: Workers, protocol: str
 ) -> None:
     """It owns what its own gates wait on, and the last of them waits for records behind the others."""
     with stage(shared.address, f"never-{protocol}", 1, workers) as it:
-        group = it.group(members=1, commit="told", poll_interval_ms=2_000, patient=True, protocol=protocol)
+        group = it.group(members=1, commit="told", poll_interval_ms=1_000, patient=True, protocol=protocol)
         it.until_all_owned()
         it.load.send(5)
-        for count in (2, 1, 2):
+        for count in (2, 1, 2, 1):
             it.resize(count)
             it.load.send(3)
         it.finish(60.0)

@@ -1,7 +1,7 @@
 """Gates that must not open by time: the owner of what they wait for cannot go on, or nobody knows whether it would.
 
-Every application commits what it is handed at once. Its poll interval, after which gates open by time, is shorter than
-a gate is closed here, as it may be in the field where a backlog, a transaction or the session of a dead member is long.
+All applications but one commit what they are handed at once. Their poll interval, after which gates open by time, is
+shorter than a gate is closed here, as in the field where a backlog, a transaction or a dead member's session is long.
 """
 
 from __future__ import annotations
@@ -48,6 +48,31 @@ def test_a_partition_that_waits_at_a_gate_itself_is_waited_for(
             it.load.send(3, keys=1, name=in_0)
         it.finish(60)
         assert {number for _, number in group.edge.by_partition} == {0, 1, 2, 3} and group.edge.moves >= 3
+
+
+def test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps_uncommitted(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """Of partition 0 two records before its own gate stay uncommitted: 2 and 3 wait for those behind it."""
+    with stage(shared.address, "kept", 1, workers) as it:
+        group = it.group(members=3, commit="told", patient=True, poll_interval_ms=2_500, delay_ms=60, records_max=4)
+        it.until_all_owned()
+        it.resize(2)
+        it.until_owned(group, [0, 1])
+        assert group.owner(0) is not group.owner(1)
+        in_1, in_0 = name_at((2, 1), (4, 3)), name_at((2, 0), (4, 2))
+        group.owner(1).commit_on()
+        it.load.send(5, keys=1, name=in_0)
+        it.until(lambda: group.handed_from[0] == 5, "partition 0 is not read")
+        group.owner(0).commit({0: 3})
+        it.load.send(80, keys=1, name=in_1)
+        for count in (1, 4):
+            it.resize(count)
+            it.load.send(3, keys=1, name=in_1)
+            it.load.send(3, keys=1, name=in_0)
+        it.until(lambda: group.handed_from[2] or group.handed_from[3], "no gate opens by time")
+        assert group.handed_from[0] == 5 + 3 + 3, "records were handed out before those that they wait for"
+        it.finish(60)
 
 
 @pytest.mark.parametrize("library", ["ours", "stock"])

@@ -239,10 +239,10 @@ class GroupEdge(ApplicationEdge):
     def highest_commit(self, partition: Partition) -> int:
         return self._world.rules.positions.highest.get((self._group_id, *partition), 0)
 
-    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
+    def assigned(self, member: str, partitions: Iterable[Partition], now_ms: int = 0) -> None:
         """Note that a member begins; that no other one has the partition is checked by `groups_rules`."""
         self._owners.clear()
-        super().assigned(member, partitions)
+        super().assigned(member, partitions, now_ms or self._world.now_ms)
 
     def granted(self, client: Client, topic: Topic, owned: Owned) -> None:
         """Note that a member begins with a partition."""

@@ -93,7 +93,7 @@ class ApplicationEdge:
         self._doubtful: dict[Partition, list[int]] = defaultdict(list)
         """Offsets of commits without an outcome."""
         self._changed_ms: dict[Partition, int] = {}
-        """When the committed offset changed, or the first record was handed out."""
+        """When the committed offset changed, or the partition was first given to a member."""
         self._stalled_ms: dict[Partition, int] = {}
         """When the committed offset was last the same for the rebalance timeout, and then changed."""
         self._owners: dict[Partition, str] = {}
@@ -110,9 +110,10 @@ class ApplicationEdge:
 
     # -- what applications tell ----------------------------------------------------------------------------------------
 
-    def assigned(self, member: str, partitions: Iterable[Partition]) -> None:
+    def assigned(self, member: str, partitions: Iterable[Partition], now_ms: int = 0) -> None:
         """Note that a member begins with these partitions: what is committed by now must not come again."""
         for partition in partitions:
+            self._changed_ms.setdefault(partition, now_ms)
             owner = self._owners.setdefault(partition, member)
             if owner != member:
                 text = f"{member} was given {partition[0]}-{partition[1]}, which {owner} still has"
@@ -204,7 +205,8 @@ class ApplicationEdge:
             return
         raise OrderError(
             f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
-            f"{partition[1]} is at {self.committed_offset(partition)}, in doubt {self._doubtful[partition]}"
+            f"{partition[1]} is at {self.committed_offset(partition)}, in doubt {self._doubtful[partition]}, "
+            f"unchanged for {now_ms - self._changed_ms.get(partition, now_ms)} ms"
         )
 
     def committed_offset(self, partition: Partition) -> int | None:

@@ -234,7 +234,7 @@ class Group:
         match event["event"]:
             case "assigned":
                 places = [(f"{topic}~{life}", number) for topic, number in event["partitions"] for life in self._lives]
-                edge.assigned(member, places)
+                edge.assigned(member, places, now_ms)
             case "revoked":
                 places = [(f"{topic}~{life}", number) for topic, number in event["partitions"] for life in self._lives]
                 edge.revoked(member, places)

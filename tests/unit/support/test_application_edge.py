@@ -163,6 +163,19 @@ def test_a_gate_may_open_by_time_only_after_the_patience_without_progress() -> N
             edge.delivered("m", handed(2, P1, 0), 1_100)
 
 
+def test_the_patience_begins_when_a_member_is_given_the_partition() -> None:
+    """The first record may come half a second later, as the fetch that was open then does not ask for it."""
+    for assigned_ms, allowed in ((0, True), (600, False)):
+        edge = ApplicationEdge(patience_ms=1_000)
+        edge.assigned("m", [P0], assigned_ms)
+        edge.delivered("m", handed(0), assigned_ms + 500)
+        if allowed:
+            edge.delivered("m", handed(1, P1, 0), 1_100)
+            continue
+        with pytest.raises(OrderError):
+            edge.delivered("m", handed(1, P1, 0), 1_100)
+
+
 @pytest.mark.parametrize(
     ("resizes", "allowed"),
     [

@@ -186,15 +186,15 @@ class Gates:
     def _take(self, question: Question, response: ConsumerGroupPositionResponse) -> bool:
         """Pass an answer to the fetcher; return whether it, or its question, held anything."""
         answers = [
-            Answer(TopicPartition(topic.topic, part.partition), part.need_position, part.position, part.overdue)
+            Answer(TopicPartition(topic.topic, p.partition), p.need_position, p.position, p.overdue, p.overdue_to)
             for topic in response.topics
-            for part in topic.partitions
+            for p in topic.partitions
         ]
         news = self._reports.answered(question, answers)
         for tp, position in news.told.items():
             self._fetcher.told(tp, position)
-        for tp, offset in news.lifted.items():
-            self._fetcher.lift(tp, offset)
+        for tp, lift in news.lifted.items():
+            self._fetcher.lift(tp, *(lift or (None,)))
         for tp in news.missing:
             self._fetcher.refresh(tp.topic)
         return news.is_new

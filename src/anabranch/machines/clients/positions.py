@@ -65,6 +65,16 @@ class Answer(NamedTuple):
     position: int = NOTHING
     overdue: bool = False
     """The gates that wait on the partition may open by time."""
+    overdue_to: int = NOTHING
+    """If they may: up to which offset; `NOTHING`: for all records."""
+
+
+class Lift(NamedTuple):
+    """A partition counts as read up to an offset, as gates open by time."""
+
+    offset: int
+    is_bound: bool = False
+    """Whether the coordinator has said that it counts no further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +83,7 @@ class News:
 
     told: Mapping[TopicPartition, int]
     """The group's progress."""
-    lifted: Mapping[TopicPartition, int | None]
+    lifted: Mapping[TopicPartition, Lift | None]
     """Up to where a partition counts as read because its gates open by time; None where they do not."""
     missing: frozenset[TopicPartition]
     """Partitions that the coordinator does not know: emptied and removed since this member's metadata is of."""
@@ -175,15 +185,21 @@ class PositionReports:
         self._begins = False
         self._wanted -= question.final
         told: dict[TopicPartition, int] = {}
-        lifted: dict[TopicPartition, int | None] = {}
-        for tp, need_position, position, overdue in answers:
+        lifted: dict[TopicPartition, Lift | None] = {}
+        for tp, need_position, position, overdue, overdue_to in answers:
             if need_position:
                 self._wanted.add(tp)
             elif tp in question.asks:
-                lifted[tp] = question.needs[tp] if overdue and question.needs[tp] < UNKNOWN_END else None
+                lifted[tp] = _lift(question.needs[tp], overdue_to) if overdue else None
                 if position != NOTHING:
                     told[tp] = position
         grew = any(position != question.asks[tp] for tp, position in told.items())
-        news = bool(reported) or grew or any(offset is not None for offset in lifted.values())
+        news = bool(reported) or grew or any(lift is not None for lift in lifted.values())
         missing = frozenset(tp for tp in question.asks.keys() - told.keys() if tp in lifted)
         return News(told, lifted, missing, news or not self._wanted <= wanted)
+
+
+def _lift(need: int, to: int) -> Lift | None:
+    if to != NOTHING:
+        return Lift(to, is_bound=True)
+    return Lift(need) if need < UNKNOWN_END else None

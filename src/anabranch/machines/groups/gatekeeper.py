@@ -27,7 +27,7 @@ from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.groups.standing import At, Standing
+from anabranch.machines.groups.standing import OPEN_END, At, Standing
 from anabranch.machines.groups.starts import Starts
 from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
@@ -450,23 +450,20 @@ class Gatekeeper:
         wanted: dict[At, int] = dict.fromkeys(gates.questions.askers, -1)
         inner: dict[At, None] = dict.fromkeys((*gates.unsure, *gates.standing.stalls))
         held = held_of(group.holders if isinstance(group, ConsumerGroup) else ())
+        asked = held_of(wanted)
         gates.taking = False
         for topic_id, made in gates.evaluated.items():
             lineage, held_here = made.topic.lineage, held.get(topic_id, frozenset())
             assert lineage is not None
-            on: dict[int, int] = {}
             for number, verdict in made.verdicts.items():
-                if not verdict.is_closed:
-                    layout = lineage.layout_at(number, verdict.ahead)
-                    if number in held_here and was_reopened(lineage, number, layout, verdict.ahead):
-                        inner[topic_id, number] = None
-                else:  # Of a partition that is held, too: while it is closed, the time of its owner does not count.
+                if verdict.is_closed:  # If it is held, too: while it is closed, the time of its owner does not count.
                     gates.taking |= verdict.is_reopened
-                    for wait in verdict.waits:
-                        if wait.offset > on.get(wait.partition, -1):
-                            on[wait.partition] = wait.offset
-            for number, offset in on.items():
-                wanted[topic_id, number] = max(wanted.get((topic_id, number), -1), offset)
+                elif number in held_here:
+                    layout = lineage.layout_at(number, verdict.ahead)
+                    if was_reopened(lineage, number, layout, verdict.ahead):
+                        inner[topic_id, number] = None
+            for number, offset in made.needed(asked.get(topic_id, frozenset())).items():
+                wanted[topic_id, number] = offset
         gates.freed += gates.taking
         gates.wanted, gates.inner = wanted, inner
         gates.wanted_of = {}
@@ -530,12 +527,14 @@ class Gatekeeper:
         frontier = was.frontier if is_shared and was is not None else None
         stall = standing.stalls.get(at)
         done = shares.done_below(max(need, -1 if stall is None else stall.reached), raw, frontier)
-        moved = standing.look(at, done, position, timed, now_ms)
+        is_left = made is not None and number in made.left
+        until = None if is_left else self._is_given_until(gates, made, number, member_id)
+        moved = standing.look(at, done, position, timed, now_ms, until)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:
             self._take(group, gates, made, number, raw, position)
-        if at not in gates.wanted or not standing.is_overdue(at, timeout_ms, topic.log_end(number)):
+        if at not in gates.wanted or is_left or not standing.is_overdue(at, timeout_ms, topic.log_end(number)):
             return moved
         if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:
@@ -545,6 +544,11 @@ class Gatekeeper:
                 gates.is_due = True
             return True
         return moved
+
+    def _is_given_until(self, gates: GroupGates, made: Evaluated | None, number: int, member_id: str) -> int:
+        """The offset from which on the owner is given nothing: one of ours stops at its next closed gate."""
+        gate = made.own_gate(number) if made is not None and gates.questions.has_asked(member_id) else None
+        return OPEN_END if gate is None else gate
 
     def _has_learned(self, group: Group, standing: Standing, member_id: str, at: At) -> bool:
         """Whether a member knows that it owns a partition; of the classic protocol's members that is assumed."""

@@ -11,7 +11,7 @@ taken away.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -162,6 +162,34 @@ class Evaluated:
         for wait in verdict.waits:
             self.waiting.setdefault(wait.partition, {})[partition] = None
         return verdict != before
+
+    def needed(self, asked: Set[int]) -> dict[int, int]:
+        """The partitions that are waited for, each with the largest offset that is.
+
+        Gates of closed partitions wait, and gates ahead that wait on one of `asked`. Of a partition that is waited for
+        itself what its gate ahead waits on is waited for, too: it holds up the others.
+        """
+        found: dict[int, int] = {}
+        ahead = list(asked)
+
+        def need(wait: GateWait) -> None:
+            if wait.offset > found.get(wait.partition, -1):
+                found[wait.partition] = wait.offset
+                ahead.append(wait.partition)
+
+        for verdict in self.verdicts.values():
+            for wait in verdict.waits:
+                if verdict.is_closed or wait.partition in asked:
+                    need(wait)
+        while ahead:
+            for wait in self.verdicts.get(ahead.pop(), OPEN).waits:
+                need(wait)
+        return found
+
+    def own_gate(self, partition: int) -> int | None:
+        """Where the first closed gate of a partition that is not withheld is; None without one."""
+        verdict = self.verdicts.get(partition, OPEN)
+        return None if verdict.is_closed or verdict.ahead < 0 else verdict.ahead
 
     def crosses(self, partition: int, position: int) -> bool:
         """Whether a position lies in another segment than the one that the gates were decided with."""

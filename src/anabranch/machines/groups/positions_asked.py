@@ -26,10 +26,10 @@ from anabranch.machines.groups.gatekeeper import (
 )
 from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
-from anabranch.machines.groups.questions import Question, named, refused, wait_ms
+from anabranch.machines.groups.questions import Question, Told, named, refused, wait_ms
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.groups.standing import At, Report
+from anabranch.machines.groups.standing import OPEN_END, At, Report
 from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
@@ -221,7 +221,7 @@ def _taken(
     member_id = request.member_id
     told = gates.questions.replied.get(member_id, {})
     topics: list[tuple[str, TopicImage | None, tuple[int, ...]]] = []
-    known: dict[At, tuple[int, bool]] = {}
+    known: dict[At, Told] = {}
     listed: set[At] = set()
     for asked, topic in named(request, keeper.offsets.image):
         if topic is not None and topic.name not in subscribed:
@@ -235,7 +235,7 @@ def _taken(
             at = topic.topic_id, part.partition
             if part.need_position:
                 knew = told.get(at)
-                known[at] = knew if knew is not None and knew[0] == part.position else (part.position, False)
+                known[at] = knew if knew is not None and knew.position == part.position else Told(part.position)
             elif owner(at)[0] == member_id:
                 listed.add(at)
                 if part.position >= 0:
@@ -286,15 +286,20 @@ def _has_work(keeper: Gatekeeper, group: ConsumerGroup, member_id: str, now_ms: 
     return reconcile(group, member, None, gate, gate.takes, gate.free) is not member
 
 
-def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> tuple[int, bool]:
-    """The group's progress in a partition, and whether the gates that wait on it open by time; -1 if it is unknown."""
+def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> Told:
+    """The group's progress in a partition, -1 if it is unknown, and up to where the partition counts by time."""
     topic = keeper.offsets.image.by_id.get(at[0])
     if topic is None or not topic.has(at[1]):
-        return -1, False
+        return Told()
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
     raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
-    return standing.progress(topic, at[1], raw), keeper.is_stalled(group, gates, at, was, raw)
+    position = standing.progress(topic, at[1], raw)
+    if not keeper.is_stalled(group, gates, at, was, raw):
+        return Told(position)
+    stall, made = standing.stalls[at], gates.evaluated.get(at[0])
+    is_whole = stall.is_whole and (made is None or made.own_gate(at[1]) is None)
+    return Told(position, OPEN_END if is_whole else stall.reached)
 
 
 def _reply(keeper: Gatekeeper, group: Group, gates: GroupGates, question: Question) -> ConsumerGroupPositionResponse:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.base.limits import POSITION_WAIT_MAX_MS
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.standing import At
+from anabranch.machines.groups.standing import OPEN_END, At
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
     ConsumerGroupPositionRequestTopic,
@@ -23,6 +24,15 @@ from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionResponsePartition,
     ConsumerGroupPositionResponseTopic,
 )
+
+
+class Told(NamedTuple):
+    """What a member is told of a partition."""
+
+    position: int = -1
+    """The group's progress; -1 if it is unknown."""
+    by_time: int = -1
+    """The offset up to which the partition counts as read because gates open by time: -1 where they do not."""
 
 
 @dataclass(slots=True)
@@ -33,16 +43,14 @@ class Question:
     ticket: Hashable
     topics: tuple[tuple[str, TopicImage | None, tuple[int, ...]], ...]
     """As asked: the topic's name, the topic where it is known, and the partitions that the member needs."""
-    known: dict[At, tuple[int, bool]]
-    """By needed partition: the position that the member knows, and whether it knows it to be overdue."""
+    known: dict[At, Told]
+    """What the member knows of the partitions that it needs."""
     listed: frozenset[At]
     """The partitions that the member has reported, or would."""
 
     deadline_ms: int = 0
 
-    def reply(
-        self, positions: Mapping[At, tuple[int, bool]], wanted: Iterable[At], image: Image
-    ) -> ConsumerGroupPositionResponse:
+    def reply(self, positions: Mapping[At, Told], wanted: Iterable[At], image: Image) -> ConsumerGroupPositionResponse:
         """Give the positions of all needed partitions, and name those in `wanted`, which the member is to report."""
         answers: list[ConsumerGroupPositionResponseTopic] = []
         more: dict[UUID, list[int]] = {}
@@ -51,8 +59,8 @@ class Question:
         for name, topic, numbers in self.topics:
             parts = []
             for number in numbers:
-                known = (-1, False) if topic is None else positions.get((topic.topic_id, number), (-1, False))
-                parts.append(_told(number, *known))
+                told = None if topic is None else positions.get((topic.topic_id, number))
+                parts.append(_part(number, told or Told()))
             if topic is not None:
                 parts += map(_wish, sorted(more.pop(topic.topic_id, ())))
             answers.append(ConsumerGroupPositionResponseTopic(topic=name, partitions=parts))
@@ -62,8 +70,11 @@ class Question:
         return ConsumerGroupPositionResponse(topics=answers)
 
 
-def _told(number: int, position: int, overdue: bool) -> ConsumerGroupPositionResponsePartition:
-    return ConsumerGroupPositionResponsePartition(partition=number, position=position, overdue=overdue)
+def _part(number: int, told: Told) -> ConsumerGroupPositionResponsePartition:
+    part = ConsumerGroupPositionResponsePartition(partition=number, position=told.position)
+    part.overdue = told.by_time >= 0
+    part.overdue_to = -1 if told.by_time == OPEN_END else told.by_time
+    return part
 
 
 def _wish(number: int) -> ConsumerGroupPositionResponsePartition:
@@ -77,7 +88,7 @@ class Questions:
     parked: dict[str, Question] = field(default_factory=dict)
     askers: dict[At, set[str]] = field(default_factory=dict)
     """The members that need a partition's position."""
-    replied: dict[str, dict[At, tuple[int, bool]]] = field(default_factory=dict)
+    replied: dict[str, dict[At, Told]] = field(default_factory=dict)
     """By member, the positions of the last reply."""
     changes: int = 0
     """Counts questions that were parked or ended."""

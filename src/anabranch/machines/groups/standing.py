@@ -21,6 +21,8 @@ from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
 
 At = tuple[UUID, int]
 NEVER = -(1 << 62)
+OPEN_END = 1 << 62
+"""Behind every record."""
 ASKED_AGAIN_MS = 10_000
 """A member whose question has ended asks again before this time is over, unless nothing is left to ask."""
 Owner = Callable[[At], tuple[str, int]]
@@ -51,6 +53,8 @@ class Stall(NamedTuple):
     """The position, or of a shared partition what is done below `reached` (`shares.done_below`)."""
     reached: int
     """The offset that the gates count as reached."""
+    is_whole: bool = True
+    """Whether all records count, as none lies behind a closed gate of the partition itself."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class Watch:
     began_ms: int
     began_at: int
     """The position when the watch began: the rate is taken from there."""
+    until: int = OPEN_END
+    """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
 
@@ -178,11 +184,19 @@ class Standing:
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
-    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int) -> bool:
-        """Note the position of a watched partition; whether it, or its owner, is another than at the last look."""
+    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int, until: int | None) -> bool:
+        """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
+
+        `until`: the owner's own next closed gate; None while that is not decided. When it is further on, the time for
+        the records before it begins.
+        """
         watch = self.watches.get(at)
         if watch is None:
             self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position)
+        elif until is not None and until > watch.until:
+            watch.since_ms = now_ms
+        self.watches[at].until = self.watches[at].until if until is None else until
+        if watch is None:
             return True
         if (watch.owner, watch.raw) != (owner, raw):
             watch.owner, watch.raw, watch.since_ms = owner, raw, now_ms
@@ -199,13 +213,14 @@ class Standing:
         return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, spoke_ms)
 
     def stall(self, at: At, reached: int, done_below: Callable[[int], int]) -> bool:
-        """Count `reached` as the position of an overdue partition; whether that is new.
+        """Count `reached` as the position of an overdue partition, or its own next closed gate; whether that is new.
 
         `done_below`: a number that moves with what is done below an offset, and with nothing else.
         """
         watch, before = self.watches[at], self.stalls.get(at)
-        reached = max(reached, 0 if before is None else before.reached)
-        now = Stall(watch.owner, done_below(reached), reached)
+        is_whole = watch.until == OPEN_END
+        reached = max(reached if is_whole else watch.until, 0 if before is None else before.reached)
+        now = Stall(watch.owner, done_below(reached), reached, is_whole)
         self.stalls[at] = now
         return now != before
 

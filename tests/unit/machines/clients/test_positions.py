@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.gating import Standing
-from anabranch.machines.clients.positions import NOTHING, Answer, PositionReports, Question
+from anabranch.machines.clients.positions import NOTHING, Answer, Lift, PositionReports, Question
 from anabranch.machines.lineage import UNKNOWN_END
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
@@ -194,10 +194,18 @@ def test_a_gate_that_opens_by_time_is_lifted_up_to_what_it_needs_and_as_long_as_
     member = Member()
     member.needs = {P0: 10}
     member.hear(Answer(P0, need_position=False, position=4, overdue=True))
-    assert member.news.lifted == {P0: 10}
+    assert member.news.lifted == {P0: Lift(10)}
     member.needs = {P0: 20}
     member.hear(Answer(P0, need_position=False, position=4))
     assert member.news.lifted == {P0: None}
+
+
+def test_a_gate_that_opens_by_time_is_lifted_up_to_where_the_coordinator_says() -> None:
+    for need in (10, UNKNOWN_END):
+        member = Member()
+        member.needs = {P0: need}
+        member.hear(Answer(P0, need_position=False, position=4, overdue=True, overdue_to=7))
+        assert member.news.lifted == {P0: Lift(7, is_bound=True)}
 
 
 def test_a_gate_on_a_log_that_cannot_be_opened_does_not_open_by_time() -> None:

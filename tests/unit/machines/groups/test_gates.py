@@ -98,6 +98,22 @@ def test_a_moved_position_has_only_those_decided_anew_that_waited_on_it() -> Non
     assert set(made.closed) == {3} and made.verdicts.get(2, OPEN) is OPEN
 
 
+def test_what_holds_up_a_partition_that_is_waited_for_is_waited_for_too() -> None:
+    """Partition 0 has a gate ahead at 8 and partition 1 at 3; nobody is waited for unless somebody waits."""
+    back_and_forth = replace(CAME_BACK, lineage=Lineage.of_ends(1, (1, 2, 1, 2), ({0: 5}, {0: 8, 1: 3}, {0: 12, 1: 3})))
+    made = evaluated(back_and_forth, {0: 5, 1: 1})
+    assert {number: verdict.waits for number, verdict in made.verdicts.items()} == {
+        0: (GateWait(1, 3),),
+        1: (GateWait(0, 12),),
+    }
+    assert not made.closed and (made.own_gate(0), made.own_gate(1)) == (8, 3)
+    assert made.needed(frozenset()) == {}
+    assert made.needed({0}) == made.needed({1}) == {0: 12, 1: 3}
+    closed_at_5 = evaluated(back_and_forth, {0: 0, 1: 0})
+    assert list(closed_at_5.closed) == [1] and closed_at_5.own_gate(1) is None
+    assert closed_at_5.needed(frozenset()) == {0: 5, 1: 3}
+
+
 def test_a_partition_that_was_never_resized_has_no_gates() -> None:
     flat = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.flat(2))
     assert not closed(flat, {0: 0, 1: 0}) and not flat.is_gated

@@ -12,6 +12,7 @@ from anabranch.machines.groups import gates
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer import heartbeat
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.standing import OPEN_END
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.outcome import Parked
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
@@ -100,6 +101,12 @@ class Asking(GroupWorld):
         return [
             (p.partition, p.need_position, p.position, p.overdue) for topic in found.topics for p in topic.partitions
         ]
+
+    def by_time_of(self, answer: ConsumerGroupPositionResponse | int) -> list[int]:
+        """By partition up to where it counts as read by time: -1 for nowhere, `OPEN_END` for all records."""
+        found = self.answers[answer] if isinstance(answer, int) else answer
+        parts = [part for topic in found.topics for part in topic.partitions]
+        return [(OPEN_END if p.overdue_to < 0 else p.overdue_to) if p.overdue else -1 for p in parts]
 
 
 def two_members(world: Asking) -> tuple[int, int]:

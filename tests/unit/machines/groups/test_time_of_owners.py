@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
+
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.standing import OPEN_END
 from anabranch.machines.lineage import Lineage
 from tests.unit.machines.groups.test_positions_asked import FOO, TIMEOUT_MS, Asking, classic_group, grown, settle
 
@@ -14,9 +17,12 @@ END, BACKLOG = 10, 50
 """Where partition 0 ends in the layout of one partition, and what is left to read of partition 1 before that."""
 
 
-def image_of(version: int, *counts: int, stable: Callable[[int], int] = lambda _: 100) -> Image:
-    """Topic foo with one partition at its creation: `BACKLOG` records in partition 1, then `END` in partition 0."""
-    ends = [{0: 0, 1: BACKLOG}, {0: END, 1: BACKLOG}][: len(counts) - 1]
+def image_of(version: int, *counts: int, before: int = 0, stable: Callable[[int], int] = lambda _: 100) -> Image:
+    """Topic foo with one partition at its creation: `BACKLOG` records in partition 1, then `END` in partition 0.
+
+    `before`: the records of partition 0 that are as old as the backlog.
+    """
+    ends = [{0: before, 1: BACKLOG}, {0: before + END, 1: BACKLOG}][: len(counts) - 1]
     lineage = Lineage.of_ends(1, counts, ends) if ends else Lineage.flat(counts[0])
     topic = TopicImage(FOO, "foo", range(counts[-1]), range(counts[-1], 2), lineage, lambda _: 0, lambda _: 100, 1)
     return Image(version, {"foo": replace(topic, stable_end=stable)})
@@ -58,6 +64,58 @@ def test_the_time_of_an_owner_does_not_count_while_its_records_wait_at_a_gate_th
     assert not has(world, "A", 2) and not has(world, "B", 2)
     passes(world, 40, **epochs)
     assert has(world, "A", 2) or has(world, "B", 2)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_records_behind_an_own_gate_do_not_count_by_time_with_those_before_it(is_ours: bool) -> None:
+    """The application keeps two of five records uncommitted; what comes behind them it is given much later.
+
+    A stock consumer stops at no gate within a partition: it was given all.
+    """
+    world = Asking(image_of(1, 2))
+    epochs = {"A": world.join("A").member_epoch, "B": world.join("B").member_epoch}
+
+    def settled() -> None:
+        for _ in range(2):
+            epochs.update({name: settle(world, name, epoch) for name, epoch in epochs.items()})
+
+    settled()
+    first, second = ("A", "B") if has(world, "A", 0) else ("B", "A")
+    world.set_topics(image_of(2, 2, 1, before=5))
+    world.set_topics(image_of(3, 2, 1, 4, before=5))
+    settled()
+    if is_ours:
+        world.ask(first, epochs[first], needs=[(1, -1)], wait_ms=0)
+    world.commit(first, epochs[first], 0, 3)
+    for read in range(5, BACKLOG, 5):
+        world.commit(second, epochs[second], 1, read)
+        passes(world, 30, **epochs)
+    world.commit(second, epochs[second], 1, BACKLOG)
+    passes(world, TIMEOUT_MS // 1_000 - 20, **epochs)
+    if is_ours:
+        assert not has(world, "A", 2) and not has(world, "B", 2), "its time for what is behind its gate is not over"
+    passes(world, 40 if is_ours else 0, **epochs)
+    assert has(world, "A", 2) or has(world, "B", 2)
+
+
+def test_of_a_classic_member_neither() -> None:
+    """It is told how far its positions count by time, which is not as far as others need."""
+    world = Asking(image_of(1, 2))
+    member, generation = classic_group(world)
+    world.set_topics(image_of(3, 2, 1, 4, before=5))
+
+    def told(read: int, seconds: int) -> int:
+        world.commit(member, generation, 1, read)
+        for _ in range(seconds):
+            world.advance(1_000)
+            world.beat_classic(member, generation)
+        return world.by_time_of(world.ask(member, generation, needs=[(0, -1)], wait_ms=0))[0]
+
+    world.commit(member, generation, 0, 3)
+    told(1, 0)
+    assert {told(read, 30) for read in range(5, BACKLOG, 5)} == {-1, 5}
+    assert told(BACKLOG, TIMEOUT_MS // 1_000 - 20) == 5, "the time for what is behind its gate is not over"
+    assert told(BACKLOG, 40) == OPEN_END
 
 
 def test_of_a_classic_owner_neither() -> None:

@@ -130,7 +130,7 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
 
 def _begin_recreated(topic: Topic) -> None:
     """Reset the positions of a topic that was deleted and created again: none of its records were read."""
-    topic.elsewhere, topic.lifted = {}, {}
+    topic.elsewhere, topic.lifted, topic.bound = {}, {}, set()
     for partition in topic.partitions.values():
         if not partition.awaiting and partition.topic_id is None:
             partition.forget()

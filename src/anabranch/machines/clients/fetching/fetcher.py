@@ -206,14 +206,18 @@ class Fetcher:
         partition = topic.partitions.get(tp.partition)
         return topic.elsewhere.get(tp.partition) if partition is None else partition.told
 
-    def lift(self, tp: TopicPartition, offset: int | None) -> None:
-        """Count a partition as read up to an offset, because a gate opens by time; None takes that back."""
+    def lift(self, tp: TopicPartition, offset: int | None, is_bound: bool = False) -> None:
+        """Count a partition as read up to an offset, because a gate opens by time; None takes that back.
+
+        `is_bound`: it counts no further, and the coordinator tells when it does.
+        """
         topic = self._state.topics.get(tp.topic)
         if topic is None:
             return
         before = topic.lifted.pop(tp.partition, None)
         if offset is not None:
             topic.lifted[tp.partition] = max(offset, before or 0)
+        (topic.bound.add if offset is not None and is_bound else topic.bound.discard)(tp.partition)
         if topic.lifted.get(tp.partition) != before:
             topic.limits = None
 

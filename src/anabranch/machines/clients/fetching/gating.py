@@ -119,6 +119,7 @@ def _evaluate(topic: Topic) -> tuple[dict[int, int | None], dict[int, list[int]]
             needs[number] = offsets  # Of a gate behind others that open by time.
             continue
         del topic.lifted[number]
+        topic.bound.discard(number)
         topic.unsure.add(number)
     return found, needs
 
@@ -137,8 +138,8 @@ def need(topic: Topic, number: int) -> int | None:
 
 
 def is_lifted_too_little(topic: Topic, number: int) -> bool:
-    """Whether a partition counts as read because gates open by time, and not as far as another gate needs."""
-    lifted = topic.lifted.get(number)
+    """Whether a partition counts as read because gates open by time, and not as far as another gate may need."""
+    lifted = None if number in topic.bound else topic.lifted.get(number)
     return lifted is not None and lifted < (need(topic, number) or 0)
 
 

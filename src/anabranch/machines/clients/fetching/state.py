@@ -188,6 +188,8 @@ class Topic:
     """For a granted topic, the group's positions in partitions that other members read."""
     lifted: dict[int, int] = field(default_factory=dict)
     """For a granted topic, by partition the offset up to which it counts as read because gates open by time."""
+    bound: set[int] = field(default_factory=set)
+    """Partitions in `lifted` that count no further, until the coordinator says so."""
     unsure: set[int] = field(default_factory=set)
     """Partitions that were in `lifted` until no gate needed them: the coordinator takes it that they still are."""
     needs: dict[int, list[int]] = field(default_factory=dict)

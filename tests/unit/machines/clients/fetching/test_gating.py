@@ -275,6 +275,16 @@ def test_of_several_gates_the_first_is_what_is_needed_now() -> None:
     assert spans(fetcher) == {0: (15, 30), 1: (5, 30)}, "they stay open as long as nothing moves"
 
 
+def test_a_partition_that_counts_up_to_its_own_gate_only_opens_no_other() -> None:
+    fetcher = member(BACK_AND_FORTH, p1=0)
+    fetcher.told(P0, 4)
+    fetcher.lift(P0, 9, is_bound=True)
+    assert spans(fetcher) == {}
+    assert fetcher.known(P0) == 4, "the coordinator has said how far it counts, and tells when it does further"
+    fetcher.lift(P0, 10, is_bound=True)
+    assert spans(fetcher) == {1: (0, 5)}
+
+
 def test_records_of_a_topic_that_was_made_again_meanwhile_are_not_delivered_behind_its_gates() -> None:
     fetcher = member(GREW, p0=0)
     state = fetcher._state.partition(P0)
