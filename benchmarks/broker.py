@@ -248,7 +248,7 @@ def _measured(server: ServerProcess, records: int) -> Iterator[dict[str, float]]
 def latency(scale: Scale, running: Pair | None = None) -> list[Result]:
     """The 99th percentile of acks=all at 5,000 records a second."""
     rate = scale.choose(5_000, 500)
-    records = rate * scale.choose(10, 2)
+    records = rate * scale.choose(10, 1)
     with both({"durability": "os"}, {}, scale, running) as servers:
         return compare(
             "broker.latency",
@@ -373,7 +373,7 @@ def _resize_under_load(server: ServerProcess, producers: int, seconds: float) ->
 
 def resize_under_load(scale: Scale) -> list[Result]:
     """The longest wait of any producer while a topic grows from 8 to 64 partitions under 50 MB/s."""
-    producers, rate, seconds = scale.choose((4, 50e6, 10.0), (2, 2e6, 5.0))
+    producers, rate, seconds = scale.choose((4, 50e6, 10.0), (2, 2e6, 2.0))
     figures = ("longest_wait_ms", "longest_calm_wait_ms", "resize_ms", "bytes_per_s", "lost")
 
     def once() -> Mapping[str, float]:

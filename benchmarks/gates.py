@@ -1,8 +1,8 @@
 """Gates at a real broker: from the end of a resize to the last gate of a group that has read everything.
 
 Two members share a topic of four partitions, which becomes one of eight. Settings are the defaults: heartbeats and
-automatic commits every five seconds. A gate is open when its partition is a member's to read. A bound is a side that
-always takes as long.
+automatic commits every five seconds; in small runs every two seconds, and members that join are not waited for as
+long. A gate is open when its partition is a member's to read. A bound is a side that always takes as long.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ from benchmarks.peers.anabranch import Anabranch
 FIRST, GROWN = 4, 8
 RECORDS = 2_000
 MEMBERS = 2
+INTERVAL_MS, INTERVAL_MS_SMALL = 5_000, 2_000
+"""Of heartbeats and of automatic commits."""
+JOIN_MS, JOIN_MS_SMALL = 3_000, 300
+"""How long a group that is new waits for further members."""
 TIMEOUT_S = 60
 OURS_MS_MAX = 300.0
 STOCK_MS_MAX = 10_000.0
@@ -63,13 +67,14 @@ def _ours(address: str, protocol: str, topic: str) -> Iterator[_Reader]:
 
 
 @contextmanager
-def _stock(address: str, topic: str) -> Iterator[_Reader]:
+def _stock(address: str, interval_ms: int, topic: str) -> Iterator[_Reader]:
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": address,
             "group.id": topic,
             "group.protocol": "consumer",
             "auto.offset.reset": "earliest",
+            "auto.commit.interval.ms": interval_ms,
         }
     )
     consumer.subscribe([topic])
@@ -124,11 +129,18 @@ def _until(holds: Callable[[], bool]) -> None:
 
 def resize_gates(scale: Scale) -> Iterator[Result]:
     """Milliseconds until all eight partitions are read, of our members by either protocol and of librdkafka's."""
-    with Anabranch(settings={"durability": "os"}) as broker:
+    interval_ms = scale.choose(INTERVAL_MS, INTERVAL_MS_SMALL)
+    settings = {
+        "durability": "os",
+        "group.consumer.heartbeat.interval.ms": str(interval_ms),
+        "group.consumer.min.heartbeat.interval.ms": str(interval_ms),
+        "group.initial.rebalance.delay.ms": str(scale.choose(JOIN_MS, JOIN_MS_SMALL)),
+    }
+    with Anabranch(settings=settings) as broker:
         kinds: list[tuple[str, str, Callable[[str], Any], float]] = [
             ("ours", "ours, consumer protocol", partial(_ours, broker.address, "consumer"), OURS_MS_MAX),
             ("classic", "ours, classic protocol", partial(_ours, broker.address, "classic"), OURS_MS_MAX),
-            ("stock", "stock, consumer protocol", partial(_stock, broker.address), STOCK_MS_MAX),
+            ("stock", "stock, consumer protocol", partial(_stock, broker.address, interval_ms), STOCK_MS_MAX),
         ]
         for name, kind, member, allowed in kinds:
             yield from compare(

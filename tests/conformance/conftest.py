@@ -65,7 +65,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if ":" in chosen:
         yield Broker(chosen, elastic=False, process=None)
         return
-    process = ApacheKafka() if chosen == "apache-kafka" else Anabranch()
+    process = (ApacheKafka if chosen == "apache-kafka" else Anabranch)(settings=JOINED_SOON)
     with process:
         request.config.stash[PROCESS] = process
         yield Broker(process.address, elastic=chosen == "anabranch", process=process)
@@ -78,13 +78,14 @@ def clients(broker: Broker) -> Iterator[Clients]:
     made.close()
 
 
+JOINED_SOON = {"group.initial.rebalance.delay.ms": "100"}
 GROUP_SETTINGS = {
+    **JOINED_SOON,
     "group.consumer.session.timeout.ms": "10000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.heartbeat.interval.ms": "100",
     "group.consumer.min.heartbeat.interval.ms": "100",
     "group.min.session.timeout.ms": "1000",
-    "group.initial.rebalance.delay.ms": "100",
     "offsets.topic.num.partitions": "4",
     "group.coordinator.rebalance.protocols": "classic,consumer",
 }

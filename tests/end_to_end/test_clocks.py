@@ -72,11 +72,12 @@ def test_a_clock_that_is_set_doubles_no_record_and_deletes_and_refuses_none(tmp_
 
 
 def test_a_broker_that_stood_still_reads_what_members_sent_before_it_misses_them(tmp_path: Path) -> None:
-    with running(tmp_path, group_min_session_timeout_ms=100) as broker, WireClient(broker.port) as client:
+    settings = {"group_min_session_timeout_ms": 100, "group_initial_rebalance_delay_ms": 0}
+    with running(tmp_path, **settings) as broker, WireClient(broker.port) as client:
         client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
         join = JoinGroupRequest(
             group_id="g",
-            session_timeout_ms=1_500,
+            session_timeout_ms=1_000,
             rebalance_timeout_ms=60_000,
             member_id="",
             protocol_type="consumer",
@@ -93,8 +94,8 @@ def test_a_broker_that_stood_still_reads_what_members_sent_before_it_misses_them
         assert client.call(beat, 2).error_code == ErrorCode.NONE
         broker.signal(signal.SIGSTOP)
         sent = client.send(beat, 2)
-        time.sleep(3)
+        time.sleep(2)
         broker.signal(signal.SIGCONT)
         assert client.receive(sent).error_code == ErrorCode.NONE
-        time.sleep(3.5)
+        time.sleep(2.5)
         assert client.call(beat, 2).error_code == ErrorCode.UNKNOWN_MEMBER_ID, "a silent member is missed"

@@ -35,13 +35,13 @@ def test_a_partition_that_waits_at_a_gate_itself_is_waited_for(
     """Two partitions become one, then four: 2 and 3 wait for 0, which waits for a backlog that takes long."""
     with stage(shared.address, f"behind-{protocol}", 1, workers) as it:
         group = it.group(
-            members=2, commit="each", protocol=protocol, poll_interval_ms=4_000, delay_ms=60, records_max=4
+            members=2, commit="each", protocol=protocol, poll_interval_ms=2_500, delay_ms=60, records_max=4
         )
         it.until_all_owned()
         it.resize(2)
         it.until(lambda: all(len(member.owned) == 1 for member in group.members), "one has everything")
         in_1, in_0 = name_at((2, 1), (4, 3)), name_at((2, 0), (4, 2))
-        it.load.send(100, keys=1, name=in_1)
+        it.load.send(65, keys=1, name=in_1)
         for count in (1, 4):
             it.resize(count)
             it.load.send(3, keys=1, name=in_1)
@@ -81,7 +81,7 @@ def test_a_partition_with_an_open_transaction_is_waited_for(
 ) -> None:
     """One transaction has records before and after a resize; it is open for twice the poll interval."""
     with stage(shared.address, f"open-{library}", 1, workers) as it:
-        group = it.group(library, members=2, commit="each", poll_interval_ms=2_500, isolation="read_committed")
+        group = it.group(library, members=2, commit="each", poll_interval_ms=1_500, isolation="read_committed")
         it.until_all_owned()
         name = name_at((2, 1))
         it.load.send(3, keys=1, name=name)
@@ -92,7 +92,7 @@ def test_a_partition_with_an_open_transaction_is_waited_for(
                 send_in_transaction(it, producer, name, 5)
                 it.resize(2)
                 send_in_transaction(it, producer, name, 5)
-                it.keeps(lambda: not group.owners(1) and not group.handed_from[1], "the gate opened by time", 4.0)
+                it.keeps(lambda: not group.owners(1) and not group.handed_from[1], "the gate opened by time", 2.5)
         it.finish()
         assert group.edge.moves == 1
 
@@ -113,14 +113,14 @@ def send_in_transaction(it: Stage, producer: Producer, name: str, count: int) ->
 def test_a_partition_of_a_dead_member_is_waited_for(shared: BrokerProcess, workers: Workers, library: str) -> None:
     """The session is longer than the poll interval: others read what the dead member has left when that is over."""
     with stage(shared.address, f"dead-{library}", 1, workers) as it:
-        it.admin.alter_configs("group", f"{it.topic}-g0", {"consumer.session.timeout.ms": "9000"})
-        group = it.group(library, process="dead", commit="each", poll_interval_ms=3_000, delay_ms=20, records_max=5)
+        it.admin.alter_configs("group", f"{it.topic}-g0", {"consumer.session.timeout.ms": "6000"})
+        group = it.group(library, process="dead", commit="each", poll_interval_ms=2_000, delay_ms=20, records_max=5)
         it.until_all_owned()
         it.load.send(20)
         it.until(lambda: group.handed_from[0] > 10, "nothing is read")
         group.join(process="heir")
         it.until(lambda: len(it.admin.describe_groups(group.name)[group.name].members) == 2, "the heir does not come")
-        group.members[0].stand(2.0)
+        group.members[0].stand(1.5)
         it.resize(2)
         it.load.send(5)
         time.sleep(0.5)

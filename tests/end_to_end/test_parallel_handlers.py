@@ -482,9 +482,9 @@ def test_a_partition_changes_hands_only_after_its_handlers_have_ended(address: s
     told: list[Told] = []
     with plain.Admin(address) as admin:
         admin.create_topics("handed-over", partitions=2)
-    sender = Sender(address, "handed-over", 92, per_s=10_000)
+    sender = Sender(address, "handed-over", 6 * len(KEYS), per_s=10_000)
     sender.join()
-    slow: dict[str, Any] = {"slow_s": 4.0, "quick_s": 2.0, "parallel": 64}
+    slow: dict[str, Any] = {"slow_s": 1.5, "quick_s": 0.25, "parallel": 64}  # Nine seconds, in which another one comes.
     first = Member(told, address, "handed-over", **slow)
     deadline = time.monotonic() + TIMEOUT_S
     while not told:
