@@ -28,6 +28,7 @@ WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
 APPENDER = "server/partitions/appending.py"
 
+DISK_SPACE = "server/partitions/disk_space.py"
 CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
@@ -303,9 +304,25 @@ RELIABILITY = (
         "records fill the disk to its last byte",
         f"{FULL_DISK}::test_records_leave_room_for_offsets_topics_and_deletions",
         Edit(
-            "server/partitions/disk_space.py",
+            DISK_SPACE,
             "        if self._left >= 0:\n            return",
             "        if size:\n            return",
+        ),
+    ),
+    _seen(
+        "deletions have no room on a disk that another program has filled",
+        f"{FULL_DISK}::test_deletions_free_a_disk_that_another_program_has_filled[topics]",
+        Edit(
+            DISK_SPACE, "            await self._try(self._directory.make_room, ", "            await self._try(print, "
+        ),
+    ),
+    _seen(
+        "what deletions have freed is not reserved again",
+        f"{FULL_DISK}::test_deletions_free_a_disk_that_another_program_has_filled[records]",
+        Edit(
+            DISK_SPACE,
+            "            self._deletions -= 1\n            await self.keep_reserve()\n",
+            "            self._deletions = max(0, self._deletions - 1)\n",
         ),
     ),
     _seen(
@@ -320,6 +337,15 @@ RELIABILITY = (
             "storage/metadata/embedded.py",
             "            with contextlib.suppress(OSError):  # The next",
             "            with contextlib.suppress(KeyError):  # The next",
+        ),
+    ),
+    _seen(
+        "a stop waits for all changes of topics that were asked for",
+        f"{LIFECYCLE}::test_a_stop_answers_creations_under_way_and_begins_no_other",
+        Edit(
+            "server/cluster/controller.py",
+            "            if asked and self._refuses:",
+            "            if asked and self._turn is None:",
         ),
     ),
     # Clocks.

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
+from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.runtime.disk import Disk, File
 from anabranch.server.broker import Broker
 from anabranch.server.partitions.replicas import Replicas
@@ -71,6 +73,28 @@ def test_a_clean_stop_answers_clients_that_wait_for_a_coordinators_topic(tmp_pat
             assert answer.error_code in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR)
     assert broker.wait() == 0
     assert time.monotonic() - began < 5
+
+
+def test_a_stop_answers_creations_under_way_and_begins_no_other(tmp_path: Path) -> None:
+    """A stop with a thousand of them waited for the last one, beyond its timeout."""
+    count, timeout_ms = 600, 600_000
+    broker = BrokerProcess(tmp_path, **{"shutdown.timeout.ms": timeout_ms}).start()
+    topics = [CreatableTopic(name=f"t{number}", num_partitions=1, replication_factor=1) for number in range(count)]
+    with WireClient(broker.port, 120) as client, WireClient(broker.port) as other:
+        sent = client.send(CreateTopicsRequest(topics=topics, timeout_ms=timeout_ms))
+        while other.metadata("t0").error_code:
+            pass
+        broker.signal(signal.SIGTERM)
+        answered = {it.name: ErrorCode(it.error_code) for it in client.receive(sent).topics}
+        assert broker.wait() == 0
+    assert broker.said("info", "stopped") and not broker.said("error")
+    assert set(answered.values()) <= {ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER}
+    refused = {name for name, error in answered.items() if error is ErrorCode.NOT_CONTROLLER}
+    assert refused and len(answered) == count
+    with WireClient(broker.start().port) as client:
+        there = {topic.name for topic in client.call(MetadataRequest(topics=None), 12).topics}
+    assert there == answered.keys() - refused
+    assert broker.stop() == 0
 
 
 def test_a_second_signal_ends_a_stop_that_takes_too_long(tmp_path: Path) -> None:

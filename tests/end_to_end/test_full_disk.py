@@ -91,6 +91,48 @@ def test_records_leave_room_for_offsets_topics_and_deletions(small_disk: Path) -
         broker.kill()
 
 
+@pytest.mark.parametrize("way", ["topics", "records"])
+def test_deletions_free_a_disk_that_another_program_has_filled(small_disk: Path, way: str) -> None:
+    broker = BrokerProcess(small_disk / "data", reaper_interval_ms=100).start()
+    try:
+        with WireClient(broker.port) as client:
+            client.create("t", segment_bytes="100000")
+            client.create("other")
+            for _ in range(20):
+                assert not client.produce("t", 0, batch([b"x" * 100_000])).error_code
+            for _ in range(2):
+                fill(small_disk)
+                assert client.produce("other", 0, batch([b"no"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+                if way == "topics":
+                    client.delete("t")
+                    assert not (small_disk / "data" / "t-0").exists()
+                    client.create("t", segment_bytes="100000")
+                    assert not client.produce("t", 0, batch([b"x" * 10_000])).error_code
+                else:
+                    assert client.delete_everything("t", 0) > 0
+                assert (small_disk / "data" / "reserve").stat().st_size > 1 << 20, "reserved again"
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+def test_retention_frees_a_disk_that_another_program_has_filled(small_disk: Path) -> None:
+    broker = BrokerProcess(small_disk / "data", log_retention_check_interval_ms=500).start()
+    try:
+        with WireClient(broker.port) as client:
+            client.create("t", segment_bytes="100000", retention_ms="2000")
+            now_ms = time.time_ns() // 1_000_000
+            for _ in range(20):
+                assert not client.produce("t", 0, batch([b"x" * 100_000], timestamp=now_ms)).error_code
+            fill(small_disk)
+            log, deadline = small_disk / "data" / "t-0", time.monotonic() + 20
+            while sum(path.stat().st_size for path in log.glob("*.log")) > 200_000:
+                assert time.monotonic() < deadline, broker.said("warning")
+                time.sleep(0.1)
+    finally:
+        broker.kill()
+
+
 def test_a_broker_stops_and_starts_on_a_full_disk_again_and_again(small_disk: Path) -> None:
     broker = BrokerProcess(small_disk / "data", durability="fsync").start()
     try:

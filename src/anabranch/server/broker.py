@@ -137,7 +137,7 @@ class Broker:
             asyncio.create_task(
                 self._every(
                     settings.log_retention_check_interval_ms,
-                    self._keep_reserve,
+                    context.replicas.room.keep_reserve,
                     partial(context.replicas.maintain, settings.producer_id_expiration_ms),
                     controller.inspect_all_retiring,
                     controller.inspect_all_layouts,
@@ -160,7 +160,7 @@ class Broker:
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),
         ]
-        await self._keep_reserve()
+        await context.replicas.room.keep_reserve()
         if not clean and len(context.replicas):
             events.info("logs checked after a stop that was not clean", partitions=len(context.replicas))
 
@@ -288,18 +288,13 @@ class Broker:
             ) from error
         self._metrics_server, self.metrics_port = server, server.port
 
-    async def _keep_reserve(self) -> None:
-        try:
-            await self.context.replicas.in_thread(self._directory.keep_reserve)
-        except OSError as error:
-            events.warning("space for a start on a full disk not reserved", reason=error)
-
     async def stop(self) -> bool:
         """Stop cleanly; whether everything is on disk."""
         for task in self._upkeep:
             task.cancel()
         self._scrubbing.stop()
         self.context.stop_waiting()
+        self._controller.refuse_commands()
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)
         if self._metrics_server is not None:
             await self._metrics_server.stop()

@@ -7,6 +7,7 @@ recovery-point-offset-checkpoint  log-start-offset-checkpoint  synced-offset-che
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ METADATA_COPY_FILE = "metadata-copy.sqlite"
 """A copy of the metadata, seconds old, which `anabranch repair` restores."""
 RESERVE_FILE = "reserve"
 RESERVE_SIZE = 4 << 20
-"""Bytes that a start on a full disk may write: it removes the file, and a later upkeep makes it again."""
+"""Bytes that a start or a deletion on a full disk may write: it removes the file, which is made again later."""
 TERM_FILE = "controller-epoch"
 """The epoch of the last controller's term: metadata of an earlier one is older than the logs."""
 CLEAN_STOP_FILE = "clean-stop"
@@ -66,10 +67,11 @@ class DataDirectory:
         self._doomed = itertools.count()
         self._boot = disk.boot_id()
         self._spent = False
-        """Whether this start has removed the reserve."""
+        """Whether the reserve was given up since this start."""
+        self._reserving = threading.Lock()
         try:
             disk.make_directory(path)
-            self._lock = disk.lock(path / LOCK_FILE, self._make_room)
+            self._lock = disk.lock(path / LOCK_FILE, self.make_room)
         except BlockingIOError as error:
             raise DirectoryInUseError(
                 f"The data directory {path} is in use by the broker with process id {self._holder()}. "
@@ -86,24 +88,33 @@ class DataDirectory:
             self.release()
             raise
 
-    def _make_room(self) -> None:
+    @property
+    def is_full(self) -> bool:
+        """Whether so little of the disk is free that the reserve is for use. OSError."""
+        return self._disk.free(self.path) < RESERVE_SIZE
+
+    def make_room(self) -> None:
+        """Give the reserve up, where the disk is full. Blocks; OSError."""
         path = self.path / RESERVE_FILE
-        if self._disk.exists(path) and self._disk.free(self.path) < RESERVE_SIZE:
-            self._disk.unlink(path)
-            self._spent = True
+        with self._reserving:
+            if self._disk.exists(path) and self.is_full:
+                self._disk.unlink(path)
+                self._spent = True
 
     def keep_reserve(self) -> None:
         """Reserve space for a start on a full disk, while there is much more. Blocks; OSError.
 
-        After a start that has taken the reserve most of what is free is kept for the next one, which may come before
-        there is space.
+        After a start or a deletion that has taken the reserve most of what is free is kept for the next one, which may
+        come before there is space.
         """
-        path, free = self.path / RESERVE_FILE, self._disk.free(self.path)
-        size = self._disk.size(path) if self._disk.exists(path) else 0
-        if free >= 4 * RESERVE_SIZE and size < RESERVE_SIZE:
-            self._disk.reserve(path, RESERVE_SIZE)
-        elif self._spent and not size:
-            self._disk.reserve(path, min(free - free // 8, RESERVE_SIZE))
+        path = self.path / RESERVE_FILE
+        with self._reserving:
+            free = self._disk.free(self.path)
+            size = self._disk.size(path) if self._disk.exists(path) else 0
+            if free >= 4 * RESERVE_SIZE and size < RESERVE_SIZE:
+                self._disk.reserve(path, RESERVE_SIZE)
+            elif self._spent and not size:
+                self._disk.reserve(path, min(free - free // 8, RESERVE_SIZE))
 
     @property
     def machine_restarted(self) -> bool:

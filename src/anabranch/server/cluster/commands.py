@@ -112,7 +112,7 @@ class Commands:
         When this returns, leaders that can be reached take records by the old count, or have had 5 s to begin so.
         """
         try:
-            reply = await self._controller.submit(lambda state: decide_cancel_resize(state, topic))
+            reply = await self._controller.submit(lambda state: decide_cancel_resize(state, topic), asked=True)
         except OSError as error:
             raise _storage_error(error) from error
         if isinstance(reply, Refused):
@@ -149,7 +149,7 @@ class Commands:
 
     async def _do(self, decide: Callable[[ControllerState], Decision[Refused | None]]) -> None:
         try:
-            refused = await self._controller.submit(decide)
+            refused = await self._controller.submit(decide, asked=True)
         except OSError as error:
             raise _storage_error(error) from error
         if refused is not None:

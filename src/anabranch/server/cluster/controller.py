@@ -78,6 +78,8 @@ class Controller:
         self._waiting: dict[str | None, set[asyncio.Future[None]]] = {}
         """Who waits for a change of a topic; under None, of anything."""
         self._failures = 0
+        self._refuses = False
+        """Whether the broker is about to stop, so that no command begins."""
         self._large = False
         """Whether there has been a large topic, so that decisions are made in a thread."""
 
@@ -99,6 +101,11 @@ class Controller:
             await self._perform(self._effects.get_nowait())
         self._worker = asyncio.create_task(self._work(), name="controller")
 
+    def refuse_commands(self) -> None:
+        """Begin no further command, and have those that wait answered: the broker is about to stop."""
+        self._refuses = True
+        self._wake([*self._waiting])
+
     async def stop(self) -> None:
         """End the term; the next term continues the unfinished changes."""
         self._timers.cancel_all()
@@ -111,22 +118,27 @@ class Controller:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    async def submit(self, decide: Callable[[ControllerState], Decision[Reply]], *, partitions: int = 0) -> Reply:
+    async def submit(
+        self, decide: Callable[[ControllerState], Decision[Reply]], *, partitions: int = 0, asked: bool = False
+    ) -> Reply:
         """Decide, persist, apply, answer. OSError when the store refuses: then nothing has changed.
 
-        `partitions`: of the topic that the decision makes or resizes. A step that has begun runs to its end even if its
-        caller is cancelled: persisted records are always applied.
+        `partitions`: of the topic that the decision makes or resizes. `asked`: by a client; ApiError where the broker
+        is about to stop. A step that has begun runs to its end even if its caller is cancelled: persisted records are
+        always applied.
         """
         self._large |= partitions >= LARGE_TOPIC
-        step = asyncio.get_running_loop().create_task(self._step(decide))
+        step = asyncio.get_running_loop().create_task(self._step(decide, asked=asked))
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
             step.add_done_callback(_log_failure)
             raise
 
-    async def _step(self, decide: Callable[[ControllerState], Decision[Reply]]) -> Reply:
+    async def _step(self, decide: Callable[[ControllerState], Decision[Reply]], *, asked: bool) -> Reply:
         async with self._turn:
+            if asked and self._refuses:  # Perhaps hundreds wait for their turn.
+                raise ApiError(ErrorCode.NOT_CONTROLLER, "The broker is stopping.")
             decision, paths = await self._work_out(_decided, decide, self.state)
             if paths:
                 known = await self._store.existing(paths)
@@ -163,7 +175,7 @@ class Controller:
         """
         deadline = self._loop_time() + max(timeout_ms, 0) / 1000
         while True:
-            reply = await self.submit(decide, partitions=partitions)
+            reply = await self.submit(decide, partitions=partitions, asked=True)
             if not isinstance(reply, WaitForResize):
                 break
             waiting = reply
@@ -208,7 +220,7 @@ class Controller:
                 if await self._work_out(true, self.state):
                     return True
                 left = deadline - loop.time()
-                if left <= 0:
+                if left <= 0 or self._refuses:
                     return False
                 async with asyncio.timeout(left):
                     await change
@@ -379,8 +391,8 @@ def _idle(state: ControllerState, name: str) -> bool:
 
 
 def _log_failure(step: asyncio.Task[Any]) -> None:
-    """Log the error of a step whose caller was cancelled."""
-    if not step.cancelled() and (error := step.exception()) is not None:
+    """Log the error of a step whose caller was cancelled; a refusal is none."""
+    if not step.cancelled() and (error := step.exception()) is not None and not isinstance(error, ApiError):
         defect = None if isinstance(error, OSError) else error
         events.error("step of a cancelled request failed", reason=error, exception=defect)
 

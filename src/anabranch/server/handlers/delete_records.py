@@ -19,12 +19,13 @@ async def handle_delete_records(
     broker: BrokerContext, request: DeleteRecordsRequest, call: RequestContext
 ) -> DeleteRecordsResponse:
     """Delete the records below each offset; a retiring partition that becomes empty is removed soon after."""
-    topics = [
-        DeleteRecordsTopicResult(
-            name=topic.name, partitions=[await _delete(broker, topic.name, asked) for asked in topic.partitions]
-        )
-        for topic in request.topics
-    ]
+    async with broker.replicas.room.taken():
+        topics = [
+            DeleteRecordsTopicResult(
+                name=topic.name, partitions=[await _delete(broker, topic.name, asked) for asked in topic.partitions]
+            )
+            for topic in request.topics
+        ]
     for topic in request.topics:
         broker.commands.inspect_retiring(topic.name)
     return DeleteRecordsResponse(topics=topics)

@@ -133,7 +133,8 @@ async def handle_delete_topics(
             )
         return DeletableTopicResult(name=known, topic_id=topic_id if topic is None else topic.topic_id)
 
-    return DeleteTopicsResponse(responses=list(await asyncio.gather(*(delete(*it) for it in asked))))
+    async with broker.replicas.room.taken():
+        return DeleteTopicsResponse(responses=list(await asyncio.gather(*(delete(*it) for it in asked))))
 
 
 async def handle_create_partitions(

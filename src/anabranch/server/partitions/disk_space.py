@@ -3,17 +3,20 @@
 Committed offsets, ends of transactions, changes of topics, checkpoints: on a disk that records have filled to the last
 byte all of them fail, and with them whatever would free space: retention, DeleteRecords, DeleteTopics, compaction. So
 records are refused before that. Other programs may fill the disk further; a start then has the reserve
-(`storage.directory`).
+(`storage.directory`), and so have deletions: they write before they free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
 from anabranch.base.limits import DISK_FREE_SIZE_MIN
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.metrics import Metrics
+from anabranch.storage.directory import DataDirectory
 
 events = EventLogger("disk")
 LOOK_INTERVAL_MS = 100
@@ -68,3 +71,44 @@ class DiskSpace:
                 events.error("records refused: the disk is nearly full", free=free, free_min=self._free_min)
             else:
                 events.info("records taken again: the disk has space", free=free)
+
+
+class DeletionRoom:
+    """Gives deletions the reserve where the disk is full, and makes it again of what they have freed."""
+
+    def __init__(self, directory: DataDirectory, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> None:
+        self._directory = directory
+        self._in_thread = in_thread
+        self._deletions = 0
+        """Those that have the reserve."""
+
+    @asynccontextmanager
+    async def taken(self, *, needed: bool = True) -> AsyncIterator[None]:
+        """Have room meanwhile, if that is needed and can be had."""
+        if not needed or not self._is_full():
+            yield
+            return
+        self._deletions += 1
+        try:
+            await self._try(self._directory.make_room, "reserve not given up")
+            yield
+        finally:
+            self._deletions -= 1
+            await self.keep_reserve()
+
+    async def keep_reserve(self) -> None:
+        """Reserve space again, as far as there is any, and no deletion uses it."""
+        if not self._deletions:
+            await self._try(self._directory.keep_reserve, "space for a start on a full disk not reserved")
+
+    def _is_full(self) -> bool:
+        try:
+            return self._directory.is_full
+        except OSError:  # The deletion itself will tell what is wrong.
+            return False
+
+    async def _try(self, work: Callable[[], None], failure: str) -> None:
+        try:
+            await self._in_thread(work)
+        except OSError as error:
+            events.warning(failure, reason=error)

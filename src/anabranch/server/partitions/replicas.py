@@ -28,7 +28,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
-from anabranch.server.partitions.disk_space import DiskSpace
+from anabranch.server.partitions.disk_space import DeletionRoom, DiskSpace
 from anabranch.server.partitions.opening import refusal
 from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
@@ -106,8 +106,8 @@ class Replicas:
         self._scrubber_thread = ThreadPoolExecutor(1, thread_name_prefix="scrubber")
         self._held: dict[TopicPartition, asyncio.Future[None]] = {}
         """The logs whose files are being replaced; who removes a log waits until that is done."""
-        self.commits = commits or GroupCommit()
-        self.files = OpenFiles() if files is None else files
+        self.commits, self.files = commits or GroupCommit(), OpenFiles() if files is None else files
+        self.room = DeletionRoom(directory, self.in_thread)
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
@@ -538,17 +538,18 @@ class Replicas:
         compacts = partition.settings.log.compact and role is not None and role.layout > 0
         before = retained_before(log) if compacts and isinstance(log, LocalLog) else None
         start = log.retained_from(now_ms, before)
-        if start > log.log_start:
-            await partition.prepare_delete(start)
-        if log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS and partition.unavailable() is ErrorCode.NONE:
-            if len(partition.table) or partition.snapshot_end >= 0:
-                await partition.snapshot_beside()
-            if partition.unavailable() is ErrorCode.NONE:
-                await log.checkpoint_beside()
-        if partition.unavailable() is not ErrorCode.NONE:
-            return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
-        if log.retain(now_ms, before):
-            partition.changed()
+        async with self.room.taken(needed=start > log.log_start):
+            if start > log.log_start:
+                await partition.prepare_delete(start)
+            if log.end - partition.snapshot_end >= SNAPSHOT_INTERVAL_RECORDS and not partition.unavailable():
+                if len(partition.table) or partition.snapshot_end >= 0:
+                    await partition.snapshot_beside()
+                if partition.unavailable() is ErrorCode.NONE:
+                    await log.checkpoint_beside()
+            if partition.unavailable() is not ErrorCode.NONE:
+                return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
+            if log.retain(now_ms, before):
+                partition.changed()
         partition.table.aborted.forget_before(log.log_start)
 
     async def save_checkpoints(self) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
-from anabranch.server.partitions.disk_space import LOOK_INTERVAL_MS, DiskSpace
+from anabranch.server.partitions.disk_space import LOOK_INTERVAL_MS, DeletionRoom, DiskSpace
+from anabranch.storage.directory import DataDirectory
 
 
 class SteadyClock(Clock):
@@ -69,3 +73,51 @@ def test_a_file_system_that_does_not_tell_refuses_nothing() -> None:
     disk = FileSystem()
     disk.broken = True
     assert DiskSpace(disk, SteadyClock(), Metrics(), free_min=600).refusal(300) is None
+
+
+class Reserve:
+    """A directory whose reserve is given up and made again."""
+
+    def __init__(self) -> None:
+        self.is_full = True
+        self.done: list[str] = []
+        self.fails = False
+
+    def make_room(self) -> None:
+        self._do("given up")
+
+    def keep_reserve(self) -> None:
+        self._do("reserved")
+
+    def _do(self, what: str) -> None:
+        if self.fails:
+            raise OSError(what)
+        self.done.append(what)
+
+
+def test_the_reserve_is_made_again_when_no_deletion_uses_it(caplog: pytest.LogCaptureFixture) -> None:
+    reserve = Reserve()
+
+    async def in_thread(work: Callable[[], None]) -> None:
+        work()
+
+    async def story() -> None:
+        room = DeletionRoom(cast(DataDirectory, reserve), in_thread)
+        async with room.taken():
+            async with room.taken():
+                await room.keep_reserve()  # By the upkeep.
+            assert reserve.done == ["given up"] * 2
+        assert reserve.done == ["given up", "given up", "reserved"]
+        async with room.taken(needed=False):
+            pass
+        reserve.is_full = False
+        async with room.taken():
+            pass
+        assert len(reserve.done) == 3, "a disk with space needs no reserve"
+        reserve.is_full = reserve.fails = True
+        async with room.taken():
+            reserve.done.append("deleted")
+        assert reserve.done[-1] == "deleted", "its own error tells what is wrong"
+
+    asyncio.run(story())
+    assert len(caplog.records) == 2
