@@ -105,7 +105,7 @@ class Positions:
                     else:
                         without.append(tp)
                 if without:
-                    await self._begin_without(without, identity)
+                    await self._begin_without(without, identity, grants)
             except (AnabranchError, OSError) as error:
                 if is_final(error):
                     self._context.error = error
@@ -116,8 +116,10 @@ class Positions:
             if again or self.wanted() == awaiting:
                 await self._context.epoch_or_pause(identity)
 
-    async def _begin_without(self, partitions: list[TopicPartition], identity: MemberIdentity) -> None:
-        """Set the starting positions of partitions without a committed offset, as long as `identity` is current."""
+    async def _begin_without(
+        self, partitions: list[TopicPartition], identity: MemberIdentity, grants: Mapping[TopicPartition, int]
+    ) -> None:
+        """Set the starting positions of partitions without a committed offset, as long as these grants are current."""
         reset = self._settings.auto_offset_reset
         if reset == "none":
             names = ", ".join(map(str, partitions))
@@ -135,15 +137,15 @@ class Positions:
             if not view.elastic or self._context.subscription is None:
                 every = [TopicPartition(topic, number) for number in sorted(view.leaders)]
                 found = await self._committed(every, identity)
-                if self._context.identity() != identity:
-                    return
                 committed = {
                     tp.partition for tp, at in found.items() if isinstance(at, OffsetAndMetadata) and at.offset >= 0
                 }
+            if self._context.identity() != identity:
+                return
             # Of a subscribed group our coordinator has committed where it begins in later partitions: without a
             # commit, only partitions that this member has seen appear are later ones.
             seen = None if self._driver.first_seen is None else self._driver.first_seen.get(topic, frozenset())
             for tp in partitions:
-                if tp.topic == topic:
+                if tp.topic == topic and self._context.fetcher.arrivals(tp) == grants[tp]:
                     later = appeared_later(tp.partition, view, committed, seen)
                     self._context.fetcher.begin(tp, timestamp=EARLIEST if later else LATEST)

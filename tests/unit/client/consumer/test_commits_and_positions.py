@@ -303,6 +303,31 @@ def test_offsets_read_before_the_member_had_another_epoch_are_dropped() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("moves", ["epoch", "grant"])
+def test_a_reset_that_waited_for_metadata_is_dropped_when_the_partition_was_given_away_meanwhile(moves: str) -> None:
+    """Another member has read it and committed: what is committed now is asked for again."""
+
+    async def scenario() -> None:
+        world = granted(NOTHING, {P0: OffsetAndMetadata(4), P1: OffsetAndMetadata(9)})
+        world.context.subscription = Subscription(frozenset({"t"}))
+        epochs = [7]
+        world.context.identity = lambda: MemberIdentity("m", epochs[-1])  # type: ignore[method-assign]
+
+        async def slowly(topic: str) -> TopicView:
+            if moves == "epoch":
+                epochs.append(8)
+            world.fetcher.withdraw([P0, P1])
+            world.fetcher.grant([(P0, None), (P1, None)])
+            world.fetcher.topic_known(VIEW, 0)
+            return VIEW
+
+        world.context.cluster.view = slowly  # type: ignore[method-assign]
+        await world.positions.find()
+        assert world.fetcher.positions() == {P0: 4, P1: 9}
+
+    run(scenario)
+
+
 def test_without_a_committed_offset_the_reset_decides() -> None:
     async def scenario() -> None:
         early = granted(NOTHING, auto_offset_reset="earliest")
