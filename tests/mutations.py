@@ -75,7 +75,7 @@ ORDER = (
                 "            if only_parents and held is not None and self._lowest(partition, held) < ends[index]:\n",
             ),
         ),
-        groups(238),
+        groups(387),
         f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
     ),
     Mutation(
@@ -149,7 +149,7 @@ ORDER = (
             ),
             Edit(GATEKEEPER, "class Gatekeeper:\n", "class Gatekeeper:\n    for_ever: set = set()\n"),
         ),
-        groups(98),
+        groups(104),
         f"{STOCK}::test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again",
     ),
     Mutation(
@@ -232,7 +232,7 @@ ORDER = (
                 "        progress = standing.position\n        if standing.is_shared or progress is None",
             ),
         ),
-        groups(32),
+        groups(111),
         f"{BETWEEN}::test_what_another_member_has_not_committed_opens_no_gate",
     ),
     Mutation(
