@@ -12,6 +12,9 @@ import pytest
 
 from anabranch.runtime.collector import OLDEST, THRESHOLDS, WAIT_MAX_S, Collector, collector_paused
 
+BLOCKS = 200_000
+"""Of memory, in a small process."""
+
 
 def _fail_while_paused() -> None:
     with collector_paused():
@@ -46,9 +49,19 @@ class Node:
         self.other: Node | None = None
 
 
+@pytest.fixture(autouse=True)
+def small_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the memory of this process, with all its tests, count as that of a small one."""
+    gc.collect()
+    blocks = sys.getallocatedblocks
+    others = blocks() - BLOCKS
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: blocks() - others)
+    yield
+    gc.freeze()
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
-    gc.collect()
     made = Collector()
     with made.installed():
         yield made
