@@ -1,8 +1,11 @@
-"""The distribution of test files to workers when there are three or more: the last one works beside the others.
+"""The distribution of test files to workers when there are three or more: all but the first two work beside these.
 
 Tests of brokers spend half of their time waiting, and some measure time. Two at once leave a third of two cores idle,
-and three disturb each other. So the last worker takes tests that only compute, at the lowest priority: this uses the
-idle time and delays no other worker. Workers without files of their own take from the last one's.
+and three disturb each other. So the other workers take tests that only compute, at the lowest priority: this uses the
+idle time and delays neither of the first two. While both of these wait, one worker more keeps one of two cores busy, so
+that it takes two. Workers without files of their own take from the others'.
+
+Spark, and the clients of all libraries, take long to start, and live as long as the worker: each is started by one.
 """
 
 from __future__ import annotations
@@ -14,22 +17,20 @@ from xdist.workermanage import WorkerController
 
 COMPUTING = ("tests/unit/", "tests/properties/", "tests/simulation/")
 """Where the tests are that start no servers, or as good as none."""
-WORKERS_MIN = 3
+FIRST = {"gw0": "tests/spark/", "gw1": "tests/conformance/"}
+"""The workers that take tests with servers, and where those are that each begins with."""
+WORKERS_MIN = len(FIRST) + 1
 
 
 def step_back() -> None:
-    """In the last of enough workers, let all others go first."""
+    """In all but the first of enough workers, let these go first."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    if count >= WORKERS_MIN and os.environ["PYTEST_XDIST_WORKER"] == _name(count - 1):
+    if count >= WORKERS_MIN and os.environ["PYTEST_XDIST_WORKER"] not in FIRST:
         os.nice(19)
 
 
-def _name(number: int) -> str:
-    return f"gw{number}"
-
-
 class BesideScheduling(LoadFileScheduling):
-    """As `--dist loadfile`, but the last worker takes files of `COMPUTING` alone, and the others these last."""
+    """As `--dist loadfile`, but all workers behind `FIRST` take files of `COMPUTING` alone, and those these last."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
         scope = self._next(node)
@@ -42,7 +43,9 @@ class BesideScheduling(LoadFileScheduling):
     def _next(self, node: WorkerController) -> str | None:
         """Return the next file for a worker, if any."""
         computing = (scope for scope in self.workqueue if scope.startswith(COMPUTING))
-        if node.gateway.id == _name(self.numnodes - 1):
+        if node.gateway.id not in FIRST:
             return next(computing, None)
+        own = (scope for scope in self.workqueue if scope.startswith(FIRST[node.gateway.id]))
+        common = (scope for scope in self.workqueue if not scope.startswith((*COMPUTING, *FIRST.values())))
         others = (scope for scope in self.workqueue if not scope.startswith(COMPUTING))
-        return next(others, None) or next(computing, None)
+        return next((scope for kind in (own, common, others, computing) for scope in kind), None)
