@@ -31,6 +31,7 @@ from typing import NamedTuple, Self
 
 from anabranch.base.limits import LATE_LAYOUT, LATE_OFFSET_BITS, SEQUENCE_OFFSET_BITS
 from anabranch.machines.keyspace import SPACE, Interval, interval
+from anabranch.machines.placement import level_size
 
 BEYOND = 1 << 62
 """A position behind every end: of a partition that is not read, or in which there is nothing left to read."""
@@ -222,6 +223,30 @@ class Lineage:
         count = self.count_in(layout)
         return interval(partition, count, self.initial) if partition < count else SPACE
 
+    def held_in(self, partition: int, layouts: Iterable[int]) -> tuple[Interval, ...]:
+        """The keys of a partition in each of some layouts, as `held` says; computed once for each width."""
+        known: dict[int, Interval] = {}
+        found: list[Interval] = []
+        for layout in layouts:
+            count, size, halvings = self._levels[layout - self.first]
+            if partition >= count:
+                found.append(SPACE)
+                continue
+            if partition >= size or partition < count - size:
+                halvings += 1
+            held = known.get(halvings)
+            if held is None:
+                held = known[halvings] = interval(partition, count, self.initial)
+            found.append(held)
+        return tuple(found)
+
+    @cached_property
+    def _levels(self) -> Sequence[tuple[int, int, int]]:
+        """For each layout its count, the level's size, and the halvings of its widest intervals (keyspace.interval)."""
+        sizes = [level_size(count, self.initial) for count in self.counts]
+        halvings = [(size // self.initial).bit_length() - 1 for size in sizes]
+        return list(zip(self.counts, sizes, halvings, strict=True))
+
     def gates(self, positions: Mapping[int, Position]) -> Gates:
         """Decide gates for a reader that stands at `positions` (every existing partition that it reads)."""
         return Gates(self, positions)
@@ -258,7 +283,8 @@ class Lineage:
     def _relatives_of(self, partition: int) -> Sequence[_Relative]:
         known = self._relatives.get(partition)
         if known is None:
-            ancestors = (other for other in self._ancestors(partition) if other.partition in self._ended)
+            ended, found = self._ended, self._ancestors_of.get(partition) or self._ancestors(partition)
+            ancestors = (other for other in found if other.partition in ended)
             known = self._relatives[partition] = (*ancestors, *self._descendants.get(partition, ()))
         return known
 
@@ -270,7 +296,7 @@ class Lineage:
             first = bisect_right(sizes, low)
             if first < len(sizes) and sizes[first] <= high:
                 last = max(self._newest[first : bisect_right(sizes, high)])
-                yield _Relative(low, low, high, last, is_older=True)
+                yield _Relative(low, low, high, last, True)
             high = low
 
     @cached_property
@@ -299,10 +325,15 @@ class Lineage:
     def _descendants(self) -> Mapping[int, Sequence[_Relative]]:
         """By partition, the younger ones with ended segments."""
         found: dict[int, list[_Relative]] = {}
-        for partition in sorted(self._ended):
-            for ancestor, low, high, last, _ in self._ancestors(partition):
-                found.setdefault(ancestor, []).append(_Relative(partition, low, high, last, is_older=False))
+        for partition, ancestors in self._ancestors_of.items():
+            for ancestor, low, high, last, _ in ancestors:
+                found.setdefault(ancestor, []).append(_Relative(partition, low, high, last, False))
         return found
+
+    @cached_property
+    def _ancestors_of(self) -> Mapping[int, Sequence[_Relative]]:
+        """By partition with ended segments, ascending, the ancestors."""
+        return {partition: tuple(self._ancestors(partition)) for partition in sorted(self._ended)}
 
 
 class Gates:
@@ -315,11 +346,11 @@ class Gates:
         self._lineage = lineage
         self._positions = positions
         self._oldest: dict[int, int] = {}
-        self._closed: dict[tuple[int, Interval | None], tuple[int, tuple[GateWait, ...]] | None] = {}
+        self._closed: dict[tuple[int, Interval | None], tuple[int, int] | None] = {}
 
     def may_deliver(self, partition: int, layout: int, keys: Interval | None = None) -> bool:
         """Whether the reader may be given records of segment (`partition`, `layout`)."""
-        return not self._waits(partition, layout, keys, self._unread(partition))
+        return next(self._waits(partition, layout, keys, self._unread(partition)), None) is None
 
     def limit(self, partition: int, keys: Interval | None = None) -> int | None:
         """The offset at which the reader meets the first closed gate of `partition`; None where none is closed."""
@@ -329,28 +360,39 @@ class Gates:
     def waits(self, partition: int, keys: Interval | None = None) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""
         closed = self._first_closed(partition, keys)
-        return () if closed is None else closed[1]
+        return () if closed is None else tuple(sorted(self._waits(partition, closed[1], keys, self._unread(partition))))
 
-    def _first_closed(self, partition: int, keys: Interval | None) -> tuple[int, tuple[GateWait, ...]] | None:
-        """The first closed gate at or after the reader's position: its offset, and what it waits on."""
+    def _first_closed(self, partition: int, keys: Interval | None) -> tuple[int, int] | None:
+        """The first closed gate at or after the reader's position: its offset, and its layout."""
         known = (partition, keys)
         if known not in self._closed:
             self._closed[known] = self._find_closed(partition, keys)
         return self._closed[known]
 
-    def _find_closed(self, partition: int, keys: Interval | None) -> tuple[int, tuple[GateWait, ...]] | None:
-        lineage = self._lineage
-        unread = self._unread(partition)
-        if not unread:
+    def _find_closed(self, partition: int, keys: Interval | None) -> tuple[int, int] | None:
+        """Look at the gate in front of the reader first: in a backlog that one is closed, mostly by the parent."""
+        behind = self._behind
+        if not behind:
             return None
-        oldest = min(self._oldest_unread(other.partition) for other in unread)
+        lineage = self._lineage
         position = self._lowest(partition, SPACE if keys is None else keys)
         layouts, ends = lineage.cuts.get(partition, NO_CUTS)
-        for index in range(max(bisect_right(ends, position), bisect_right(layouts, oldest)), len(ends) + 1):
-            layout = layouts[index] if index < len(ends) else lineage.current
-            waits = self._waits(partition, layout, keys, unread)
-            if waits:
-                return max(position, ends[index - 1] if index else 0), waits
+        index = bisect_right(ends, position)
+        layout = layouts[index] if index < len(ends) else lineage.current
+        held = self._read_keys(partition, layout, keys)
+        unread, oldest = [], lineage.current
+        for other in lineage._relatives_of(partition):
+            if other.partition in behind:
+                since = self._oldest_unread(other.partition)
+                if other.matters(since):
+                    if since < layout and held is not None and self._end_to_wait_for(other, layout, held) is not None:
+                        return position, layout
+                    unread.append(other)
+                    oldest = min(oldest, since)
+        for after in range(max(index + 1, bisect_right(layouts, oldest)), len(ends) + 1) if unread else ():
+            layout = layouts[after] if after < len(ends) else lineage.current
+            if next(self._waits(partition, layout, keys, unread), None) is not None:
+                return ends[after - 1], layout
         return None
 
     def _unread(self, partition: int) -> Sequence[_Relative]:
@@ -358,8 +400,11 @@ class Gates:
         behind = self._behind
         if not behind:
             return ()
-        relatives = (other for other in self._lineage._relatives_of(partition) if other.partition in behind)
-        return [other for other in relatives if other.matters(self._oldest_unread(other.partition))]
+        return [
+            other
+            for other in self._lineage._relatives_of(partition)
+            if other.partition in behind and other.matters(self._oldest_unread(other.partition))
+        ]
 
     @cached_property
     def _behind(self) -> frozenset[int]:
@@ -383,19 +428,28 @@ class Gates:
 
     def _waits(
         self, partition: int, layout: int, keys: Interval | None, unread: Sequence[_Relative]
-    ) -> tuple[GateWait, ...]:
-        """What the gate of one segment waits on. A partition beyond the layout's count holds no keys."""
+    ) -> Iterator[GateWait]:
+        """Yield what the gate of one segment waits on."""
+        held = self._read_keys(partition, layout, keys)
+        for other in unread if held is not None else ():
+            assert held is not None
+            end = self._end_to_wait_for(other, layout, held)
+            if end is not None:
+                yield GateWait(other.partition, end)
+
+    def _read_keys(self, partition: int, layout: int, keys: Interval | None) -> Interval | None:
+        """The keys of a segment that the reader reads. A partition beyond the layout's count holds none."""
         count = self._lineage.count_in(layout)
-        unread = [other for other in unread if other.is_older or other.low < count <= other.high]
-        if not unread or partition >= count:
-            return ()
-        held: Interval | None = interval(partition, count, self._lineage.initial)
-        if keys is not None and held is not None:
-            held = held.overlap(keys)
-        if held is None:
-            return ()
-        ends = ((other.partition, self._unread_end(other, layout, held)) for other in unread)
-        return tuple(sorted(GateWait(other, end) for other, end in ends if end is not None))
+        if partition >= count:
+            return None
+        held = interval(partition, count, self._lineage.initial)
+        return held if keys is None else held.overlap(keys)
+
+    def _end_to_wait_for(self, other: _Relative, layout: int, keys: Interval) -> int | None:
+        """The end that a relative of the segment's partition must be read up to; none for a younger one in it."""
+        if not other.is_older and not other.low < self._lineage.count_in(layout) <= other.high:
+            return None
+        return self._unread_end(other, layout, keys)
 
     def _unread_end(self, other: _Relative, layout: int, keys: Interval) -> int | None:
         """The last end below `layout` that the reader of `keys` has not reached, of segments that can hold them."""

@@ -135,6 +135,15 @@ def test_a_reader_of_a_share_waits_for_the_past_of_its_own_keys_only() -> None:
     assert gates.waits(0, Interval(3 * QUARTER, SPACE_END)) == ()
 
 
+@pytest.mark.parametrize("initial", [1, 2, 3])
+def test_the_keys_of_a_partition_in_many_layouts_are_those_of_each(initial: int) -> None:
+    counts = (*range(initial, 9 * initial), 5 * initial, initial)
+    lineage = Lineage(initial, counts, first=4)
+    layouts = range(4, 4 + len(counts))
+    for partition in range(9 * initial):
+        assert lineage.held_in(partition, layouts) == tuple(lineage.held(partition, layout) for layout in layouts)
+
+
 def test_a_frontier_names_the_lowest_position_of_some_keys() -> None:
     frontier = Frontier((0, 10, 20), (7, 3, 9))
     assert [frontier.lowest(Interval(*keys)) for keys in ((0, 9), (5, 10), (10, 19), (20, 99), (19, 20))] == [

@@ -69,10 +69,12 @@ def extent(
 
 
 def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> Mapping[int, int | None]:
+    """Return the first closed gate of every partition; None where none is closed, or nothing is left to read."""
     if not snapshot.ordered:
         return dict.fromkeys(positions)
-    everywhere = {partition: positions.get(partition, BEYOND) for partition in snapshot.starts}
-    return snapshot.lineage.deliverable(everywhere)
+    gates = snapshot.lineage.gates({partition: positions.get(partition, BEYOND) for partition in snapshot.starts})
+    ends = snapshot.ends
+    return {p: gates.limit(p) if position < ends[p] else None for p, position in positions.items()}
 
 
 def share(open_: Mapping[TopicPartition, int], limit: int | None, *, turn: int) -> dict[TopicPartition, int]:

@@ -128,7 +128,7 @@ def _reads(snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, 
         if begin < end[partition]:
             lineage = snapshot.lineage
             cuts, layouts = _cuts_between(lineage, partition, begin, end[partition])
-            held = tuple(lineage.held(partition, layout) for layout in layouts)
+            held = lineage.held_in(partition, layouts)
             yield Read(snapshot.topic, partition, begin, end[partition], cuts, layouts, held, lineage.initial)
 
 
