@@ -1,12 +1,16 @@
 """A streaming query from one topic to another, as a process that stops for good at a chosen step of its sink.
 
-    python -m tests.spark.sink_driver ADDRESS CHECKPOINT STEP
+    python -m tests.spark.sink_driver ADDRESS CHECKPOINT STEP [TARGET]
 
 At STEP it makes the file CHECKPOINT.STEP and waits to be killed; without one (`none`) it writes all there is, and ends.
+At a step of a task the first attempt of each micro-batch's first task kills its own Python worker, and notes that in
+the file. The topic that is written is at TARGET, which is ADDRESS if it is not given.
 """
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from anabranch.client import PreparedTransaction
@@ -22,11 +27,12 @@ from anabranch.demo.session import local_session
 from anabranch.spark import register
 from anabranch.spark.sink.decision import Decision
 from anabranch.spark.sink.options import parse
-from anabranch.spark.sink.writer import StreamWriter, TaskWritten
+from anabranch.spark.sink.writer import BATCH_ID, StreamWriter, TaskWritten
 from anabranch.spark.source import AnabranchDataSource
 
 FORMAT = "anabranch-stopping"
 STEPS = ("writing", "prepared", "decided", "committed-one", "committed-all")
+TASK_STEPS = ("task-begun", "task-writing", "task-prepared")
 
 
 class StoppingWriter(StreamWriter):
@@ -41,15 +47,26 @@ class StoppingWriter(StreamWriter):
             Path(f"{self.checkpoint}.{step}").touch()
             time.sleep(600)
 
+    def _task_reaches(self, step: str) -> None:
+        task = TaskContext.get()
+        if step == self.step and task is not None and (task.partitionId(), task.attemptNumber()) == (0, 0):
+            with Path(f"{self.checkpoint}.{step}").open("a") as file:
+                file.write(f"{task.getLocalProperty(BATCH_ID)}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
-        """Write, and stop with the rows sent and the transaction open."""
+        """Write, and stop with the rows sent and the transaction open, or begun, or prepared."""
 
         def rows() -> Iterator[pa.RecordBatch]:
+            self._task_reaches("task-begun")
             yield from iterator
-            time.sleep(0.3 if self.step == "writing" else 0)
+            time.sleep(0.3 if self.step in ("writing", "task-writing") else 0)
             self._reaches("writing")
+            self._task_reaches("task-writing")
 
-        return super().write(rows())
+        written = super().write(rows())
+        self._task_reaches("task-prepared")
+        return written
 
     def decide(self, admin: Admin, query: str, topic: str, made: Decision) -> None:
         """Stop before, or after."""
@@ -84,18 +101,18 @@ class StoppingSource(AnabranchDataSource):
         return StoppingWriter({name: self.options[name] for name in self.options}, schema)
 
 
-def main(address: str, checkpoint: str, step: str) -> None:
+def main(address: str, checkpoint: str, step: str, target: str | None = None) -> None:
     """Run the query from topic `in` to topic `out`."""
-    spark = local_session("sink")
+    spark = local_session("sink", attempts=4 if step in TASK_STEPS else 1)
     register(spark)
     spark.dataSource.register(StoppingSource)
-    options = {"kafka.bootstrap.servers": address}
-    source = spark.readStream.format("anabranch").options(**options)
+    source = spark.readStream.format("anabranch").option("kafka.bootstrap.servers", address)
     rows = source.options(subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="300").load()
     query = (
         rows.select("key", "value")
         .writeStream.format(FORMAT)
-        .options(**options, topic="out", step=step, stops=checkpoint, checkpointLocation=checkpoint)
+        .option("kafka.bootstrap.servers", target or address)
+        .options(topic="out", step=step, stops=checkpoint, checkpointLocation=checkpoint)
         .trigger(availableNow=True)
         .start()
     )

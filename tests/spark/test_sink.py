@@ -8,15 +8,19 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Admin, Consumer, Producer
-from tests.spark.sink_driver import STEPS
+from benchmarks.peers.kafka import ApacheKafka
+from tests.spark.sink_driver import STEPS, TASK_STEPS
 from tests.support.broker import ROOT, running
 from tests.support.thorough import THOROUGH
 
@@ -46,6 +50,36 @@ def committed(address: str, topic: str) -> dict[bytes, list[bytes]]:
     return dict(found)
 
 
+def committed_by_stock(address: str, topic: str) -> dict[bytes, list[bytes]]:
+    """What librdkafka's `read_committed` reader sees: by key, the values in order."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": "counting",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    found: dict[bytes, list[bytes]] = defaultdict(list)
+    try:
+        partitions = consumer.list_topics(topic, timeout=30).topics[topic].partitions
+        beginning = confluent_kafka.OFFSET_BEGINNING
+        consumer.assign([confluent_kafka.TopicPartition(topic, number, beginning) for number in partitions])
+        left = set(partitions)
+        while left:
+            message = consumer.poll(30)
+            assert message is not None, "the reader neither reads nor comes to an end"
+            if message.error() is None:
+                found[message.key()].append(message.value())
+            else:
+                assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+                left.discard(message.partition())
+    finally:
+        consumer.close()
+    return dict(found)
+
+
 def expected(count: int) -> dict[bytes, list[bytes]]:
     return {b"k%d" % key: [b"%d" % number for number in range(key, count, KEYS)] for key in range(KEYS)}
 
@@ -63,9 +97,9 @@ def write(df: DataFrame, address: str, **options: str) -> None:
 class Driver:
     """A driver with its JVM and workers, in a session of processes of their own."""
 
-    def __init__(self, address: str, checkpoint: Path, step: str) -> None:
+    def __init__(self, address: str, checkpoint: Path, step: str, target: str) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-        command = [sys.executable, "-m", "tests.spark.sink_driver", address, str(checkpoint), step]
+        command = [sys.executable, "-m", "tests.spark.sink_driver", address, str(checkpoint), step, target]
         self.log = checkpoint.with_suffix(f".{step}.log")
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -98,26 +132,55 @@ class Driver:
         assert self.process.wait(TIME_LIMIT_S) == 0, self.log.read_text()
 
 
+@contextmanager
+def pipeline(directory: Path, kind: str) -> Iterator[tuple[str, str]]:
+    """Make topic `in` at a broker of ours, and `out` there or at a stock Apache Kafka; the addresses of both."""
+    with ExitStack() as stack:
+        broker = stack.enter_context(running(directory / "broker"))
+        address = target = f"127.0.0.1:{broker.port}"
+        if kind == "apache-kafka":
+            target = stack.enter_context(ApacheKafka()).address
+        for where, topic, partitions in ((address, "in", 3), (target, "out", 2)):
+            with Admin(where) as admin:
+                admin.create_topics(topic, partitions=partitions)
+        yield address, target
+
+
 @pytest.mark.skipif(not THOROUGH, reason="six drivers: make conformance; test_sink_decision.py has the rules")
-def test_a_killed_query_writes_every_row_once(tmp_path: Path) -> None:
-    """Killed in turn at each step; the topic it writes is resized meanwhile."""
+@pytest.mark.parametrize("kind", ["anabranch", "apache-kafka"])
+def test_a_killed_query_writes_every_row_once(tmp_path: Path, kind: str) -> None:
+    """Killed in turn at each step; the topic it writes is resized meanwhile, where keys keep their order then."""
     checkpoint, sent = tmp_path / "checkpoint", 0
-    with running(tmp_path / "broker") as broker:
-        address = f"127.0.0.1:{broker.port}"
-        with Admin(address) as admin:
-            admin.create_topics("in", partitions=3)
-            admin.create_topics("out", partitions=2)
-            for count, step in enumerate(STEPS, 3):
-                send(address, "in", range(sent, sent + 400))
-                sent += 400
-                driver = Driver(address, checkpoint, step)
-                driver.kill_at_its_step()
-                seen = committed(address, "out")
-                in_order = all(values == expected(sent)[key][: len(values)] for key, values in seen.items())
-                assert in_order, "rows are missing, or come twice, before the query was started again"
+    read = committed if kind == "anabranch" else committed_by_stock
+    with pipeline(tmp_path, kind) as (address, target), Admin(target) as admin:
+        for count, step in enumerate(STEPS, 3):
+            send(address, "in", range(sent, sent + 400))
+            sent += 400
+            driver = Driver(address, checkpoint, step, target)
+            driver.kill_at_its_step()
+            seen = read(target, "out")
+            in_order = all(values == expected(sent)[key][: len(values)] for key, values in seen.items())
+            assert in_order, "rows are missing, or come twice, before the query was started again"
+            if kind == "anabranch":
                 admin.resize("out", count)
-            Driver(address, checkpoint, "none").finish()
-            assert committed(address, "out") == expected(sent)
+        Driver(address, checkpoint, "none", target).finish()
+        assert read(target, "out") == expected(sent)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="four drivers: make conformance; test_sink_decision.py has the rules")
+@pytest.mark.parametrize("kind", ["anabranch", "apache-kafka"])
+def test_a_task_whose_worker_is_killed_writes_its_rows_once(tmp_path: Path, kind: str) -> None:
+    """In each micro-batch the first attempt of a task is killed: with nothing sent, with all sent, and prepared."""
+    checkpoint, sent = tmp_path / "checkpoint", 0
+    read = committed if kind == "anabranch" else committed_by_stock
+    with pipeline(tmp_path, kind) as (address, target):
+        for step in TASK_STEPS:
+            send(address, "in", range(sent, sent + 600))
+            sent += 600
+            driver = Driver(address, checkpoint, step, target)
+            driver.finish()
+            assert len(driver.stops.read_text().split()) >= 2, "no worker was killed"
+            assert read(target, "out") == expected(sent)
 
 
 def test_rows_become_records_with_all_they_have(spark: SparkSession, address: str) -> None:

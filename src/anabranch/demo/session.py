@@ -11,10 +11,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def local_session(name: str, cores: int = 2) -> SparkSession:
+def local_session(name: str, cores: int = 2, attempts: int = 1) -> SparkSession:
     """Start Spark in a JVM of its own on `cores` threads, without web page or console progress.
 
-    Its Python workers are this interpreter, with this package on their path.
+    A task is tried `attempts` times before its query fails. Its Python workers are this interpreter, with this package
+    on their path.
     """
     from pyspark.sql import SparkSession
 
@@ -22,7 +23,7 @@ def local_session(name: str, cores: int = 2) -> SparkSession:
     source = str(Path(__file__).resolve().parents[2])
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
     spark = (
-        SparkSession.builder.master(f"local[{cores}]")
+        SparkSession.builder.master(f"local[{cores},{attempts}]")
         .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
