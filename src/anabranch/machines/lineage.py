@@ -350,7 +350,7 @@ class Gates:
 
     def may_deliver(self, partition: int, layout: int, keys: Interval | None = None) -> bool:
         """Whether the reader may be given records of segment (`partition`, `layout`)."""
-        return next(self._waits(partition, layout, keys, self._unread(partition)), None) is None
+        return not self._is_closed(partition, layout, keys, self._unread(partition))
 
     def limit(self, partition: int, keys: Interval | None = None) -> int | None:
         """The offset at which the reader meets the first closed gate of `partition`; None where none is closed."""
@@ -379,19 +379,19 @@ class Gates:
         layouts, ends = lineage.cuts.get(partition, NO_CUTS)
         index = bisect_right(ends, position)
         layout = layouts[index] if index < len(ends) else lineage.current
-        held = self._read_keys(partition, layout, keys)
         unread, oldest = [], lineage.current
         for other in lineage._relatives_of(partition):
             if other.partition in behind:
                 since = self._oldest_unread(other.partition)
                 if other.matters(since):
-                    if since < layout and held is not None and self._end_to_wait_for(other, layout, held) is not None:
-                        return position, layout
                     unread.append(other)
-                    oldest = min(oldest, since)
+                    if since < layout and self._is_closed(partition, layout, keys, unread[-1:]):
+                        return position, layout
+                    if since < oldest:
+                        oldest = since
         for after in range(max(index + 1, bisect_right(layouts, oldest)), len(ends) + 1) if unread else ():
             layout = layouts[after] if after < len(ends) else lineage.current
-            if next(self._waits(partition, layout, keys, unread), None) is not None:
+            if self._is_closed(partition, layout, keys, unread):
                 return ends[after - 1], layout
         return None
 
@@ -425,6 +425,19 @@ class Gates:
                 oldest = min(oldest, lineage.unknown.get(partition, oldest))
             self._oldest[partition] = oldest
         return oldest
+
+    def _is_closed(self, partition: int, layout: int, keys: Interval | None, unread: Sequence[_Relative]) -> bool:
+        """Whether the gate of one segment waits on any of some relatives."""
+        count = self._lineage.count_in(layout)
+        held: Interval | None = None
+        for other in unread if partition < count else ():
+            if other.is_older or other.low < count <= other.high:
+                held = held or self._read_keys(partition, layout, keys)
+                if held is None:
+                    return False
+                if self._unread_end(other, layout, held) is not None:
+                    return True
+        return False
 
     def _waits(
         self, partition: int, layout: int, keys: Interval | None, unread: Sequence[_Relative]

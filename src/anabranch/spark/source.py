@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
+from anabranch.runtime.collector import collector_paused
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
 from anabranch.spark.plan import (
     DataLossError,
@@ -157,7 +158,8 @@ class _Reader:
         *,
         whole: bool,
     ) -> list[TaskPartition]:
-        tasks = plan_tasks(snapshots, start, end, self.splitting, whole=whole)
+        with collector_paused():
+            tasks = plan_tasks(snapshots, start, end, self.splitting, whole=whole)
         path = self.options.plan_log
         if path or plans.isEnabledFor(logging.INFO):
             line = plan_to_json(snapshots, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
@@ -311,7 +313,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         known = offsets_from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         snapshots = self._read_snapshots({topic: each.offsets for topic, each in known.items()})
-        reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
+        with collector_paused():
+            reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
         self._reached = reach.end
         if start == self._initial:  # Spark runs a first micro-batch in any case.
