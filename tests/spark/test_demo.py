@@ -44,4 +44,5 @@ def test_the_demo_finds_no_difference_and_draws_what_happened(tmp_path: Path) ->
     assert f"<b>0 of {report['aircraft']:,}</b>" in page and f"{run['rows']:,} records" in page
     assert all(f"{old} → {new} partitions" in page for old, new in [(2, 6), (6, 3), (3, 8)])
     assert "micro-batch 0: " in page and page.count("<svg ") == 2
+    assert all(f"partition 0 in layout {layout} " in page for layout in (0, 3)), "a layout without records"
     assert set(re.findall(r"[a-z]+://[^\"]*", page)) == {"http://www.w3.org/2000/svg"}, "it needs the network"

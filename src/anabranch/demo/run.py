@@ -205,11 +205,16 @@ class _Sender(threading.Thread):
     def run(self) -> None:
         rows = self._flights.num_rows
         size = -(-rows // CHUNKS)
-        began = time.perf_counter()
         try:
             with Producer(bootstrap_servers=self._address) as producer:
+                began = time.perf_counter()
                 for at in range(0, rows, size):
                     producer.send_arrow(self._topic, self._flights.slice(at, size))
+                    if (
+                        at == 0
+                    ):  # On a busy machine all of a layout's records could still wait for the first connection.
+                        producer.flush()
+                        began = time.perf_counter()
                     done = min(rows, at + size)
                     self._on_sent(done)
                     self._move(done / rows * 0.999)
