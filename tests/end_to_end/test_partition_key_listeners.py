@@ -316,3 +316,38 @@ def test_the_example_of_an_application_with_state_counts_right_through_a_resize(
     names: dict[str, Any] = {}
     exec(compile(example, "docs/consumer-groups.md", "exec"), names)
     assert names["database"] == {f"k{number}".encode(): 30 for number in range(6)}
+
+
+class Failing(RebalanceListener, PartitionKeyRebalanceListener):
+    """A listener of which each call raises."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append("revoked")
+        raise ValueError("revoked")
+
+    def on_partition_key_maybe_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append("flush")
+        raise ValueError("flush")
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("ends", ["close", "unsubscribe"])
+def test_a_member_leaves_although_its_listener_raises(address: str, protocol: str, ends: str) -> None:
+    """Others would have waited for its partitions until its session is over."""
+    topic = f"raises-{protocol}-{ends}"
+    with plain.Admin(address) as admin, plain.Producer(address) as producer:
+        admin.create_topics(topic, partitions=1)
+        producer.send(topic, "a", key="a").result()
+        member = plain.Consumer(address, group_id=topic, group_protocol=protocol, auto_offset_reset="earliest")
+        listener = Failing()
+        member.subscribe(topic, listener, listener)
+        while not member.poll(1.0):
+            pass
+        with pytest.raises(ValueError, match=r"flush|revoked"):
+            getattr(member, ends)()
+        assert listener.calls
+        assert not admin.describe_groups(topic)[topic].members, "it is a member still"
+        member.close()

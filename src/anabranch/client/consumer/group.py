@@ -95,8 +95,10 @@ class Group:
         """Commit, revoke all partitions, and leave the group."""
         if self._context.subscription is None:
             return
-        await self._leave(stay=None, timeout_ms=self._settings.default_api_timeout_ms)
-        self._context.subscription = None
+        try:
+            await self._leave(stay=None, timeout_ms=self._settings.default_api_timeout_ms)
+        finally:
+            self._context.subscription = None
 
     async def close(self, *, leave: bool | None, timeout_ms: int) -> None:
         """Commit, revoke all partitions, and leave; stop at the timeout."""
@@ -109,14 +111,21 @@ class Group:
             await self._context.close()
 
     async def _leave(self, *, stay: bool | None, timeout_ms: int) -> None:
+        """Leave the group; what a listener raises meanwhile is raised when that is done."""
         self._member.leave(stay=stay)
         self._context.changed.set()
+        failure: Exception | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):
                 while not self._member.has_left:
-                    await self._carry_out_events()
+                    try:
+                        await self._carry_out_events()
+                    except Exception as error:
+                        failure = failure or error
                     if not self._member.has_left:
                         await self._wait_for_change()
+        if failure is not None:
+            raise failure
 
     async def _wait_for_change(self) -> None:
         """Wait a moment for a change."""
