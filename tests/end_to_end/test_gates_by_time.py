@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from typing import Any
 
 import pytest
 
-from anabranch.client.sync import Producer
+from anabranch.client.sync import Consumer, Producer
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
 from tests.support.applications import Stage, Workers, stage
@@ -127,3 +128,34 @@ def test_a_partition_of_a_dead_member_is_waited_for(shared: BrokerProcess, worke
         group.members[0].kill()
         it.finish(60)
         assert group.edge.moves > 0 and group.members[1].handed > 0
+
+
+def test_a_gate_opens_by_time_for_a_static_member_that_came_back(shared: BrokerProcess, workers: Workers) -> None:
+    """By the classic protocol its generation goes on, with another id of the member. It keeps two records."""
+    settings: dict[str, Any] = {"group_protocol": "classic", "group_instance_id": "one", "session_timeout_ms": 20_000}
+    settings |= {"max_poll_interval_ms": 3_000, "heartbeat_interval_ms": 300, "metadata_max_age_ms": 500}
+    settings |= {"enable_auto_commit": False, "auto_offset_reset": "earliest"}
+
+    def read(member: Consumer, count: int) -> list[int]:
+        found: list[int] = []
+        until = time.monotonic() + 20
+        while len(found) < count and time.monotonic() < until:
+            found += [each.partition for each in member.poll(0.2)]
+        return found
+
+    with stage(shared.address, "came-back", 1, workers) as it:
+        name = name_at((2, 1))
+        it.load.send(5, keys=1, name=name)
+        with Consumer(shared.address, group_id=it.topic, **settings) as former:
+            former.subscribe(it.topic)
+            assert read(former, 5) == [0] * 5
+            former.commit({(it.topic, 0): 3})
+            it.resize(2)
+            while len(former.assignment()) < 2:
+                former.poll(0.2)
+            generation = former.group_metadata().generation_id
+        it.load.send(5, keys=1, name=name)
+        with Consumer(shared.address, group_id=it.topic, **settings) as member:
+            member.subscribe(it.topic)
+            assert read(member, 2 + 5) == [0] * 2 + [1] * 5
+            assert member.group_metadata().generation_id == generation

@@ -145,8 +145,9 @@ class Gatekeeper:
                 return ("", 0) if member is None else (member.member_id, member.described.rebalance_timeout_ms)
 
             return consumer
-        if gates.owners[0] != (group.generation, group.state):
-            gates.owners = (group.generation, group.state), classic.owners(group, self.offsets.image)
+        if gates.owners[0] != changes(group):
+            gates.owners = changes(group), classic.owners(group, self.offsets.image)
+            gates.forget_all_but(group.members)
             gates.outdate(list(gates.evaluated))
         known, classic_members = gates.owners[1], group.members
 
@@ -590,4 +591,4 @@ def has_free_keys(group: Group, at: At) -> bool:
 
 def changes(group: Group) -> object:
     """A value that changes whenever the members' assignments do."""
-    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state)
+    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state, group.renames)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
@@ -61,7 +61,7 @@ class GroupGates:
     """Of the topics at the last look."""
     cursor: int = 0
     owners: tuple[object, dict[At, str]] = (None, {})
-    """Of a classic group: the owner of each partition, and the generation."""
+    """Of a classic group: the owner of each partition, and of which generation and members that is."""
 
     @property
     def topic_ids(self) -> set[UUID]:
@@ -96,6 +96,12 @@ class GroupGates:
         standing.from_end -= gone
         for topic_id in gone:
             self.evaluated.pop(topic_id, None)
+
+    def forget_all_but(self, members: Container[str]) -> None:
+        """Drop what was told to members that are in the group no longer, and when they spoke."""
+        replied, spoken = self.questions.replied, self.standing.spoken
+        self.questions.replied = {member: told for member, told in replied.items() if member in members}
+        self.standing.spoken = {member: at_ms for member, at_ms in spoken.items() if member in members}
 
     def outdate(self, topic_ids: Iterable[UUID]) -> None:
         """Evaluate these topics anew when their gates are needed."""

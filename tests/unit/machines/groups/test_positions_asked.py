@@ -301,9 +301,11 @@ def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() 
 # -- the classic protocol ------------------------------------------------------------------------------------------
 
 
-def classic_group(world: Asking) -> tuple[str, int]:
+def classic_group(world: Asking, instance: str | None = None) -> tuple[str, int]:
     """One classic member that has partition 0; its id and generation."""
-    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    joining = world.join_classic(
+        "", {"range": subscription("foo")}, version=3 if instance is None else 9, instance=instance
+    )
     world.advance(3_001)
     joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
     handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
@@ -356,6 +358,43 @@ def test_a_classic_position_is_overdue_although_every_question_ends_before(commi
     assert world.now_ms - began_ms >= TIMEOUT_MS and questions < 10, "questions are parked"
     ticket = world.ask(member, generation, needs=[(0, known)])
     assert isinstance(ticket, int) and ticket not in world.answers, "told once"
+
+
+def test_a_static_classic_member_that_comes_back_owns_its_partitions_under_its_new_id() -> None:
+    """Its generation goes on. Gates would not have opened by time any more, and no report of it have counted."""
+    world = Asking(flat())
+    former, generation = classic_group(world, "one")
+    world.ask(former, generation, needs=[(0, -1)], wait_ms=0)
+    parked = world.ask(former, generation, needs=[(0, 0)])
+    joined = world.join_classic("", {"range": subscription("foo")}, instance="one", fresh="again")
+    assert isinstance(joined, JoinGroupResponse)
+    member = joined.member_id
+    assert member != former and joined.generation_id == generation
+    world.advance(1)
+    assert isinstance(parked, int) and world.answers[parked].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    world.ask(member, generation, reports=[(0, 2)], wait_ms=0)
+    assert world.told_of(world.ask(member, generation, needs=[(0, -1)], wait_ms=0)) == [(0, False, 2, False)]
+    began_ms = world.now_ms
+    while not world.told_of(world.ask(member, generation, needs=[(0, -1)], wait_ms=0))[0][3]:
+        world.advance(1_000)
+        world.beat_classic(member, generation)
+        assert world.now_ms - began_ms <= TIMEOUT_MS + 2_000, "the gate stays closed"
+    gates = world.coordinator.keeper.of(GROUP)
+    assert {*gates.questions.replied, *gates.standing.spoken} == {member}, "what its former id was told is kept"
+
+
+def test_of_a_static_member_that_comes_back_nothing_is_kept_under_its_former_id() -> None:
+    world = Asking(flat())
+    two_members(world)
+    static = world.join("C", instance_id="one").member_epoch
+    static = settle(world, "C", static)
+    world.ask("C", static, needs=[(0, -1)], wait_ms=0)
+    gates = world.coordinator.keeper.of(GROUP)
+    assert "C" in gates.questions.replied and "C" in gates.standing.spoken
+    world.beat("C", -2, instance_id="one")
+    world.join("D", instance_id="one")
+    assert "D" in world.group.members and "C" not in world.group.members
+    assert "C" not in gates.questions.replied and "C" not in gates.standing.spoken
 
 
 def test_a_classic_member_of_another_generation_is_refused() -> None:

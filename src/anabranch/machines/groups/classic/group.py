@@ -153,6 +153,8 @@ class ClassicGroup:
     """By member id, in the order of joining."""
     static: dict[str, str] = field(default_factory=dict)
     """Member ids of static members by instance id."""
+    renames: int = 0
+    """How many static members came back under another id: their generation goes on, its partitions are others'."""
     is_stored: bool = False
     """Whether the log has a record of it."""
 
@@ -238,6 +240,7 @@ class ClassicGroup:
         instance_id = self.members[new_id].instance_id
         assert instance_id is not None
         self.static[instance_id] = new_id
+        self.renames += 1
         if self.leader == member_id:
             self.leader = new_id
         if member_id in self.unsynced:

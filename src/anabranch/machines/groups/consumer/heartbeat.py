@@ -325,6 +325,7 @@ def replace_member(step: Step, member: Member, new_id: str, said: MemberMetadata
     step.put(target_record(group_id, new_id, target, told, shares))
     step.put(current_record(group_id, new_id, replace(member, member_id=new_id, described=said, epoch=JOINING)))
     step.live.connections.pop(old_id, None)
+    step.gate.forget(old_id)
     step.stop_expecting("session", old_id)
 
 
