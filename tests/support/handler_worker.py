@@ -50,4 +50,5 @@ async def main(plan: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # A shell has its background jobs ignore it.
     asyncio.run(main(json.loads(sys.argv[1])))
