@@ -203,6 +203,8 @@ class ConsumerGroup:
     """What members subscribe to: equal subscriptions are one object, so that they compare by identity."""
     names: int = field(default=0, compare=False)
     """The names in all of `topic_lists`."""
+    patterns: dict[str, int] = field(default_factory=dict, compare=False)
+    """The regular expressions that members subscribe to, and how many do."""
     changes: int = field(default=0, compare=False)
     """Counts the records that were applied: what was decided on an unchanged group holds."""
 
@@ -245,6 +247,7 @@ class ConsumerGroup:
             target_shares=dict(self.target_shares),
             sharers={at: dict(held) for at, held in self.sharers.items()} if self.sharers else {},
             topic_lists=dict(self.topic_lists),
+            patterns=dict(self.patterns),
         )
 
     # -- the fold ------------------------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ class ConsumerGroup:
             member = self.members.pop(member_id, None)
             if member is not None:
                 self._let_go(member)
-                self._count_topics(member.described.topics, -1)
+                self._count(member.described, -1)
                 instance = member.described.instance_id
                 if instance is not None and self.static_members.get(instance) == member_id:
                     del self.static_members[instance]
@@ -281,15 +284,20 @@ class ConsumerGroup:
         if before is not None and self.static_members.get(before) == member_id:
             del self.static_members[before]
         said = described(value)
-        said = replace(said, topics=self._count_topics(said.topics, 1))
+        said = replace(said, topics=self._count(said, 1))
         if member_id in self.members:
-            self._count_topics(member.described.topics, -1)
+            self._count(member.described, -1)
         self.members[member_id] = replace(member, described=said)
         if value.instance_id is not None:
             self.static_members[value.instance_id] = member_id
 
-    def _count_topics(self, topics: tuple[str, ...], members: int) -> tuple[str, ...]:
-        """Count one more or one less member that subscribes to these topics; the object that they all have."""
+    def _count(self, said: MemberMetadata, members: int) -> tuple[str, ...]:
+        """Count one more or one less member that subscribes so; the topics, as the object that all of them have."""
+        topics, regex = said.topics, said.regex
+        if regex is not None:
+            left = self.patterns.pop(regex, 0) + members
+            if left > 0:
+                self.patterns[regex] = left
         known = self.topic_lists.pop(topics, None)
         if known is None:
             known = TopicList(topics, 0)
@@ -321,7 +329,7 @@ class ConsumerGroup:
             return
         if member is None:
             member = Member(member_id)
-            self._count_topics(member.described.topics, 1)
+            self._count(member.described, 1)
         self._let_go(member)
         member = self.members[member_id] = Member(
             member_id,

@@ -238,8 +238,10 @@ def check_names(step: Step, before: MemberMetadata | None, said: MemberMetadata)
 
 def _check_versions(group: ConsumerGroup, member_id: str, said: MemberMetadata) -> None:
     """Refuse a version range that excludes the assignor that the others use (KIP-268)."""
+    if not said.client_assignors:
+        return
     others = [offers_of(other.described) for other in group.members.values() if other.member_id != member_id]
-    used = client_assignor(others) if others and said.client_assignors else None
+    used = client_assignor(others) if others else None
     if used is None:
         return
     mine = [offer for offer in said.client_assignors if offer.name == used.name]

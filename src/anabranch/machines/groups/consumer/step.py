@@ -29,6 +29,7 @@ from anabranch.machines.groups.consumer.target import (
     metadata_hash,
     missing_assignor,
     offers_of,
+    said_by,
     server_assignor,
     subscriptions,
 )
@@ -185,9 +186,7 @@ class Step:
         group = self.group
         self.put()
         if group.members:
-            name = server_assignor(
-                (member.described for member in group.members.values()), self.settings.consumer_assignors
-            )
+            name = server_assignor(said_by(group), self.settings.consumer_assignors)
             changes, parts = self._planned(name)
             for member_id, target in changes.items():
                 self.put(target_record(self.group_id, member_id, target, shares=parts.get(member_id, NO_SHARES)))
@@ -213,8 +212,7 @@ class Step:
             changes = live.targets.kept(group, self.image, self.regexes)
             failure = AssignorFailed(self.group_id, name, error)
         else:
-            said = (member.described for member in group.members.values())
-            missing = missing_assignor(said, self.settings.consumer_assignors)
+            missing = missing_assignor(said_by(group), self.settings.consumer_assignors)
             if missing is not None:
                 failure = AssignorFailed(self.group_id, missing, None)
         about = None if failure is None else (failure.assignor, type(failure.error).__name__)

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import attrgetter, is_not
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -31,6 +33,10 @@ from anabranch.machines.groups.regex import Regexes
 
 if TYPE_CHECKING:
     from anabranch.machines.groups.assignors.planner import Planner
+
+# Each join looks at all members: without a step of the interpreter for each.
+_described: Callable[[Member], MemberMetadata] = attrgetter("described")
+_named: Callable[[MemberMetadata], str | None] = attrgetter("server_assignor")
 
 
 class Targets:
@@ -103,9 +109,10 @@ class Targets:
         moved = image.version != self._image
         self._image = image.version
         sets: dict[tuple[int, str | None], frozenset[str]] = {}
-        for member_id, member in members.items():
-            said = member.described
-            if known.get(member_id) is said and not (moved and said.regex is not None):
+        others = map(is_not, map(_described, members.values()), map(known.get, members))
+        for member_id in members if moved else list(compress(members, others)):
+            said = members[member_id].described
+            if known.get(member_id) is said and said.regex is None:
                 continue
             known[member_id] = said
             if said.allow_key_share:
@@ -143,12 +150,7 @@ def subscription(said: MemberMetadata, image: Image, regexes: Regexes) -> frozen
 
 def subscriptions(group: ConsumerGroup, image: Image, regexes: Regexes) -> frozenset[str]:
     """The topics that any member subscribes to."""
-    distinct = {(id(said.topics), said.regex): said for said in map(_described, group.members.values())}
-    return frozenset().union(*(subscription(said, image, regexes) for said in distinct.values()))
-
-
-def _described(member: Member) -> MemberMetadata:
-    return member.described
+    return frozenset().union(*group.topic_lists, *(regexes.matches(regex, image) for regex in group.patterns))
 
 
 def metadata_hash(topics: Iterable[str], image: Image) -> int:
@@ -197,6 +199,8 @@ def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
     highest: dict[str, int] = {}
     members = 0
     for mine in offers:
+        if not mine:
+            return None
         members += 1
         for rank, offer in enumerate(mine):
             ranks.setdefault(offer.name, []).append(rank)
@@ -211,21 +215,26 @@ def client_assignor(offers: Iterable[tuple[Assignor, ...]]) -> Offer | None:
 
 def server_assignor(said: Iterable[MemberMetadata], offered: tuple[str, ...]) -> str:
     """The server-side assignor to use."""
-    votes = Counter(
-        described.server_assignor if described.server_assignor in offered else offered[0] for described in said
-    )
+    votes: Counter[str] = Counter()
+    for name, count in Counter(map(_named, said)).items():
+        votes[name if name in offered else offered[0]] += count
     return max(offered, key=lambda name: votes[name])  # The first of several.
 
 
 def missing_assignor(said: Iterable[MemberMetadata], offered: tuple[str, ...]) -> str | None:
     """A server-side assignor that a member named and the broker does not offer (any more)."""
-    named = {described.server_assignor for described in said} - {None, *offered}
+    named = {*map(_named, said)} - {None, *offered}
     return min((name for name in named if name is not None), default=None)
+
+
+def said_by(group: ConsumerGroup) -> list[MemberMetadata]:
+    """What the members say of themselves."""
+    return list(map(_described, group.members.values()))
 
 
 def assignor_name(group: ConsumerGroup, offered: tuple[str, ...]) -> str:
     """The name of the assignor that computes the group's targets, for descriptions."""
-    said = [member.described for member in group.members.values()]
+    said = said_by(group)
     offer = client_assignor(map(offers_of, said))
     if offer is not None and any(described.classic is None for described in said):
         return offer.name
@@ -258,8 +267,6 @@ class Computation:
 
 def concerned(group: ConsumerGroup, names: frozenset[str], regexes: Regexes) -> bool:
     """Whether the members of a group subscribe to any of these topics, or would if there were such topics."""
-    distinct = {(id(said.topics), said.regex): said for said in map(_described, group.members.values())}
-    return any(
-        not names.isdisjoint(said.topics) or (said.regex is not None and regexes.any_of(said.regex, names))
-        for said in distinct.values()
+    return any(not names.isdisjoint(topics) for topics in group.topic_lists) or any(
+        regexes.any_of(regex, names) for regex in group.patterns
     )

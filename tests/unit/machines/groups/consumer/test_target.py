@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.machines.groups.consumer.group import Assignor, Classic, ConsumerGroup, Member, MemberMetadata
+from anabranch.machines.groups.consumer.group import Assignor, Classic, ConsumerGroup, MemberMetadata, member_record
 from anabranch.machines.groups.consumer.target import (
     CLASSIC_VERSION,
     Offer,
@@ -77,7 +77,8 @@ def test_subscriptions_are_names_and_what_a_regex_matches() -> None:
     both = MemberMetadata(topics=("bar",), regex="f.*")
     assert subscription(both, image, regexes) == {"bar", "foo", "fig"}
     group = ConsumerGroup("g")
-    group.members = {"A": Member("A", both), "B": Member("B", MemberMetadata(topics=("none",)))}
+    group.apply(member_record("g", "A", both))
+    group.apply(member_record("g", "B", MemberMetadata(topics=("none",))))
     assert subscriptions(group, image, regexes) == {"bar", "foo", "fig", "none"}
 
 
