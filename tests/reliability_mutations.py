@@ -448,6 +448,21 @@ RELIABILITY = (
         ),
     ),
     _seen(
+        "what the controller's steps leave behind is freed in the loop",
+        "tests/unit/server/cluster/test_controller.py"
+        "::test_what_a_step_about_a_large_topic_leaves_behind_is_freed_in_a_thread",
+        Edit(
+            "server/cluster/controller.py",
+            "                asyncio.get_running_loop().run_in_executor(None, spent.clear)\n",
+            "                spent.clear()\n",
+        ),
+    ),
+    _seen(
+        "logs that are deleted are left to the garbage collector",
+        "tests/end_to_end/test_cyclic_garbage.py::test_no_cycle_of_the_brokers_own_is_left_for_a_complete_collection",
+        Edit(REPLICAS, "            log.observe(Unobserved())\n", "            assert log is not None\n"),
+    ),
+    _seen(
         "a connection that cannot be judged keeps the others from it",
         "tests/unit/server/network/test_listener.py::test_a_connection_that_cannot_be_judged_keeps_no_other_from_it",
         Edit(

@@ -1,13 +1,14 @@
 """Python's garbage collector, kept from holding up the event loop.
 
-A collection of the oldest generation looks at every object of the process, at a third of a microsecond each: 40 ms in a
-broker of 1,000 partitions, in the middle of whatever request happens to allocate. So the objects that survive one are
-set aside (`gc.freeze`), and thresholds are such that the next one looks at 20,000 objects at most, those made since.
-The rule: reference counts free what is set aside, but for cycles that become garbage later: those of the broker are
-broken by hand. A complete collection, which finds others, is one long step that nothing can divide. So it takes place
-after the memory in use has doubled while no client is connected, whom it would keep waiting. Only where the memory has
-grown to eight times what it was does it take place beside clients: at a quiet moment, or, where none comes within an
-hour, at any. Memory that is known to be in use, as that of partitions, is no growth: so much cannot be garbage.
+A collection of the oldest generation looks at every object of the process, at a third of a microsecond each: 40 ms in
+a broker of 1,000 partitions, in the middle of whatever request happens to allocate. So the objects that survive one
+are set aside (`gc.freeze`), and thresholds are such that the next one looks at 20,000 objects at most, those made
+since. The rule: reference counts free what is set aside, but for cycles that become garbage later: those of the
+broker are broken by hand, and a test of a whole broker finds none that is left. A complete collection, which finds
+others, is one long step that nothing can divide. So it takes place after the memory in use has doubled while no
+client is connected, whom it would keep waiting. Only where the memory has grown to eight times what it was does it
+take place beside clients: at a quiet moment, or, where none comes within an hour, at any. Memory that is known to be
+in use, as that of partitions, is no growth: so much cannot be garbage.
 """
 
 from __future__ import annotations

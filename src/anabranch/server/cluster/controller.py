@@ -5,13 +5,14 @@ are they applied and published, and the reply is given. Effects are performed on
 answers are submitted like commands. Requests that wait for a condition check it after every change.
 
 A decision about a topic of 10,000 partitions takes 100 ms. From the first large topic on, a thread decides, applies and
-checks: the state of a decision is not changed any more then, but replaced by the next one (`applied`).
+checks: the state of a decision is not changed any more then, but replaced by the next one (`applied`). What a step
+leaves behind is freed in a thread, too: 100,000 records take longer than a step may.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
@@ -98,7 +99,7 @@ class Controller:
         broker = BrokerNode(node_id, epoch, rack, endpoints)
         await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
         while not self._effects.empty():
-            await self._perform(self._effects.get_nowait())
+            await self._perform([self._effects.get_nowait()])
         self._worker = asyncio.create_task(self._work(), name="controller")
 
     def refuse_commands(self) -> None:
@@ -128,22 +129,36 @@ class Controller:
         always applied.
         """
         self._large |= partitions >= LARGE_TOPIC
-        step = asyncio.get_running_loop().create_task(self._step(decide, asked=asked))
+        step = asyncio.get_running_loop().create_task(self._freed(partial(self._step, decide, asked=asked), []))
         try:
             return await asyncio.shield(step)
         except asyncio.CancelledError:
             step.add_done_callback(_log_failure)
             raise
 
-    async def _step(self, decide: Callable[[ControllerState], Decision[Reply]], *, asked: bool) -> Reply:
+    async def _freed(self, work: Callable[[list[Any]], Awaitable[T]], spent: list[Any]) -> T:
+        """Do work, then free what it has put into `spent`, if there may be much of it in a thread."""
+        try:
+            return await work(spent)
+        finally:
+            if self._large:
+                asyncio.get_running_loop().run_in_executor(None, spent.clear)
+
+    async def _step(
+        self, decide: Callable[[ControllerState], Decision[Reply]], spent: list[Any], *, asked: bool
+    ) -> Reply:
         async with self._turn:
             if asked and self._refuses:  # Perhaps hundreds wait for their turn.
                 raise ApiError(ErrorCode.NOT_CONTROLLER, "The broker is stopping.")
             decision, paths = await self._work_out(_decided, decide, self.state)
+            spent += (decision, paths)
             if paths:
                 known = await self._store.existing(paths)
-                await self._store.multi(await self._work_out(_operations, decision.records, known))
+                operations = await self._work_out(_operations, decision.records, known)
+                spent += (known, operations)
+                await self._store.multi(operations)
             change = await self._work_out(_changed, self.state, decision.records, not self._large, self.waits)
+            spent += (change, self.state)
             self.state = change.state
             for timer in decision.timers:
                 if isinstance(timer, SetTimer):
@@ -242,18 +257,22 @@ class Controller:
 
     async def _work(self) -> None:
         while True:
-            effect = await self._effects.get()
-            await self._perform(effect)
+            spent: list[Any] = [await self._effects.get()]
+            await self._freed(self._perform, spent)
 
-    async def _perform(self, effect: Effect) -> None:
+    async def _perform(self, spent: list[Any]) -> None:
+        """Perform the effect in `spent`."""
+        effect: Effect = spent[0]
         try:
             match effect:
                 case SendLeaderAndIsr():
                     roles = await self._peers.take_roles(effect.broker_id, effect)
+                    spent.append(roles)
                     now_ms = self._now_ms()
                     await self.submit(lambda state: decide_leader_and_isr_answered(state, effect, roles, now_ms))
                 case SendStopReplica():
                     stopped = await self._peers.stop_replicas(effect.broker_id, effect)
+                    spent.append(stopped)
                     now_ms = self._now_ms()
                     await self.submit(lambda state: decide_stop_replica_answered(state, effect, stopped, now_ms))
                 case ApplyConfigs() | PublishMetadata():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -54,6 +54,14 @@ OPENED_AT_A_TIME = 32
 T = TypeVar("T")
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
+
+
+async def _in_steps(items: Iterable[T], at_a_time: int = ROLES_AT_A_TIME) -> AsyncIterator[T]:
+    """Yield items; other work has its turn in between."""
+    for place, item in enumerate(items, 1):
+        if place % at_a_time == 0:
+            await asyncio.sleep(0)
+        yield item
 
 
 class Replicas:
@@ -171,15 +179,13 @@ class Replicas:
 
     async def take_roles(self, order: SendLeaderAndIsr) -> dict[int, ErrorCode]:
         """Carry out a LeaderAndIsr; an error code for each partition."""
-        missing = [role for role in order.roles if self.get(order.topic, role.partition) is None]
+        missing = [role async for role in _in_steps(order.roles) if self.get(order.topic, role.partition) is None]
         if missing:
             await self._open_all(order, missing)
         await self._sync_ahead(order)
         errors: dict[int, ErrorCode] = {}
         ended: list[Partition] = []
-        for place, role in enumerate(order.roles, 1):
-            if place % ROLES_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for role in _in_steps(order.roles):
             partition = self.get(order.topic, role.partition)
             if partition is None:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
@@ -204,9 +210,7 @@ class Replicas:
         fails here fails again after the change of roles, where it counts.
         """
         behind: list[Partition] = []
-        for place, role in enumerate(order.roles, 1):
-            if place % ROLES_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for role in _in_steps(order.roles):
             partition = self.get(order.topic, role.partition)
             if partition is None or partition.log.flushed >= partition.log.end or partition.offline_reason is not None:
                 continue
@@ -228,12 +232,7 @@ class Replicas:
 
     async def _commit_all(self, partitions: Sequence[Partition]) -> list[asyncio.Future[None]]:
         """Begin to make the records of partitions durable, as `commit`."""
-        syncing: list[asyncio.Future[None]] = []
-        for place, partition in enumerate(partitions, 1):
-            if place % COMMITTED_AT_A_TIME == 0:
-                await asyncio.sleep(0)
-            syncing.append(self.commit(partition))
-        return syncing
+        return [self.commit(partition) async for partition in _in_steps(partitions, COMMITTED_AT_A_TIME)]
 
     def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> Taken:
         if partition.offline_reason is not None:
@@ -386,9 +385,7 @@ class Replicas:
         removed: dict[UUID, set[int]] = {}
         syncing: list[Partition] = []
         gone: list[PartitionLog] = []
-        for place, (number, leader_epoch) in enumerate(order.partitions, 1):
-            if place % COMMITTED_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for number, leader_epoch in _in_steps(order.partitions, COMMITTED_AT_A_TIME):
             partition = self.get(order.topic, number)
             if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
                 errors[number] = ErrorCode.NONE

@@ -59,6 +59,8 @@ CREATE INDEX IF NOT EXISTS node_parent ON node (parent);
 INSERT OR IGNORE INTO node VALUES ('/', '', x'', 0, 0);
 """
 BUSY_TIMEOUT_S = 5.0
+FREED_APART_MIN = 10_000
+"""Events of a change that are freed in a thread: a millisecond."""
 _ERRNO = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,
     sqlite3.SQLITE_BUSY: errno.EBUSY,
@@ -126,8 +128,7 @@ class EmbeddedMetadataStore:
 
     async def set(self, path: str, data: bytes, expected_version: int = ANY_VERSION) -> int:
         """Give a node new bytes, durably, and return its new version; NoNodeError, BadVersionError."""
-        version, _ = await self._change(self._database.set, path, data, expected_version)
-        return version
+        return await self._change(self._database.set, path, data, expected_version)
 
     async def delete(self, path: str, expected_version: int = ANY_VERSION) -> None:
         """Remove a node, durably; NoNodeError, BadVersionError, NotEmptyError."""
@@ -164,11 +165,15 @@ class EmbeddedMetadataStore:
     async def _run(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return await self._begin(work, *arguments)
 
-    async def _change(self, work: Callable[[*Ts], tuple[int, Happened]], *arguments: *Ts) -> tuple[int, Happened]:
-        """Make a change to its end, and call the watches, whatever becomes of the caller."""
+    async def _change(self, work: Callable[[*Ts], tuple[int, Happened]], *arguments: *Ts) -> int:
+        """Make a change to its end, and call the watches, whatever becomes of the caller; the last node's version."""
         change = self._begin(work, *arguments)
-        change.add_done_callback(timed(asyncio.get_running_loop(), "metadata", self._call_watches))
-        return await asyncio.shield(change)
+        loop = asyncio.get_running_loop()
+        change.add_done_callback(timed(loop, "metadata", self._call_watches))
+        version, happened = await asyncio.shield(change)
+        if len(happened) >= FREED_APART_MIN:
+            loop.run_in_executor(None, happened.clear)
+        return version
 
     def _call_watches(self, change: asyncio.Future[tuple[int, Happened]]) -> None:
         if change.cancelled() or change.exception() is not None or not self._watches:

@@ -26,6 +26,7 @@ from anabranch.machines.keyspace import Interval
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
+from anabranch.server.cluster import controller as controller_module
 from anabranch.server.cluster.controller import LARGE_TOPIC, Controller
 from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
@@ -71,7 +72,9 @@ class World:
 
 async def create(controller: Controller, name: str, partitions: int = 1) -> None:
     command = CreateTopic(name, UUID(int=len(controller.state.topics) + 1), partitions)
-    reply = await controller.command(lambda state: decide_create_topic(state, command), TIMEOUT_MS)
+    reply = await controller.command(
+        lambda state: decide_create_topic(state, command), TIMEOUT_MS, partitions=partitions
+    )
     assert isinstance(reply, Accepted)
 
 
@@ -282,3 +285,63 @@ def test_decisions_about_large_topics_are_made_in_a_thread_and_readers_keep_thei
         await again.stop()
 
     asyncio.run(story())
+
+
+def test_what_a_step_about_a_large_topic_leaves_behind_is_freed_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To free 100,000 records and changes of nodes took 13 ms of the event loop."""
+    made: list[str] = []
+    freed: list[tuple[str, int]] = []
+
+    class Left:
+        """Something that a step has made; it is noted where it is freed."""
+
+        def __init__(self, what: str) -> None:
+            self.what = what
+            made.append(what)
+
+        def __del__(self) -> None:
+            freed.append((self.what, threading.get_ident()))
+
+    def leaving(name: str) -> None:
+        work = getattr(controller_module, name)
+
+        def done(*arguments: Any) -> Any:
+            found = work(*arguments)
+            if name == "_decided":
+                decision, paths = found
+                return decision, Paths(paths)
+            if name == "_operations":
+                return Operations(found)
+            return Change(*found)
+
+        monkeypatch.setattr(controller_module, name, done)
+
+    class Paths(frozenset[str]):
+        def __init__(self, _: object) -> None:
+            self.left = Left("paths")
+
+    class Operations(list[Any]):
+        def __init__(self, found: Any) -> None:
+            super().__init__(found)
+            self.left = Left("operations")
+
+    class Change(controller_module._Change):
+        def __init__(self, *_: object) -> None:
+            self.left = Left("change")
+
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        for name in ("_decided", "_operations", "_changed"):
+            leaving(name)
+        await create(controller, "wide", LARGE_TOPIC)
+        await controller.stop()
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    asyncio.run(story())
+    gc.collect()
+    assert {"paths", "operations", "change"} == set(made)
+    assert sorted(what for what, _ in freed) == sorted(made)
+    assert threading.get_ident() not in {thread for _, thread in freed}, freed

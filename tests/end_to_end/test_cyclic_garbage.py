@@ -1,0 +1,94 @@
+"""What the broker sets aside for good is freed by reference counts: a complete collection finds no cycle of its own.
+
+Such a collection is one long step (`runtime.collector`), so that none may be needed beside clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections import Counter
+from pathlib import Path
+
+from anabranch.runtime.collector import Collector
+from anabranch.server.broker import Broker
+from anabranch.server.settings import Address, Settings
+from tests.support.group_client import GroupClient
+from tests.support.wire import WireClient, batch
+
+TOPIC, WIDE = "t", 300
+ROUNDS = 12
+
+
+def work(port: int) -> None:
+    """Make and end what lives long: topics, partitions, connections, groups, members, waits, producers."""
+    with GroupClient(port, 60) as client:
+        client.create(TOPIC, 3)
+        client.create("wide", WIDE)
+        client.ready("g")
+        producer = client.producer_id()
+        for number in range(ROUNDS):
+            client.create(f"n{number}", 2)
+            client.produce(f"n{number}", 0, batch([b"x" * 100] * 20, producer=(producer, 0, 0)))
+            client.produce(TOPIC, number % 3, batch([b"x" * 100] * 20))
+            client.resize(TOPIC, 3 + number % 3)
+            for member in range(5):
+                assert not client.beat("g", f"m{member}", 0, topics=[TOPIC]).error_code
+            client.join(f"classic{number}")
+            client.commit("other", {(TOPIC, 0): number})
+            for member in range(5):
+                client.beat("g", f"m{member}", -1)
+            with WireClient(port) as waiting:  # It hangs up while its fetch waits.
+                waiting.send(waiting.fetch_request(TOPIC, {0: 10_000}, wait_ms=20), 12)
+            with WireClient(port) as hostile:
+                hostile.sock.sendall(b"\0\0\0\x10" + bytes(range(16)))
+            client.delete(f"n{number}")
+        client.delete("wide")
+
+
+def test_no_cycle_of_the_brokers_own_is_left_for_a_complete_collection(tmp_path: Path) -> None:
+    async def story() -> Counter[str]:
+        settings = Settings(
+            listeners=Address("127.0.0.1", 0),
+            metrics_listener=None,
+            log_dirs=tmp_path / "data",
+            durability="os",
+            group_initial_rebalance_delay_ms=0,
+        )
+        broker = Broker(settings)
+        with Collector().installed():
+            await broker.start()
+            failures: list[BaseException] = []
+
+            def run() -> None:
+                try:
+                    work(broker.address.port)
+                except BaseException as error:
+                    failures.append(error)
+
+            client = threading.Thread(target=run)
+            client.start()
+            while client.is_alive():
+                await asyncio.sleep(0.05)
+                gc.freeze()  # As if each moment a collection had set aside what is there.
+            assert not failures, failures
+            await asyncio.sleep(0.2)
+            gc.unfreeze()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                gc.collect()
+                found = Counter(type(each).__qualname__ for each in gc.garbage if is_ours(each))
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+        await broker.stop()
+        return found
+
+    gc.collect()
+    assert asyncio.run(story()) == {}
+
+
+def is_ours(thing: object) -> bool:
+    """Whether a thing is one of the broker's objects."""
+    return type(thing).__module__.startswith("anabranch.")
