@@ -165,6 +165,8 @@ class ShardSet(Generic[MachineT, RecordT]):
         try:
             await self._commands.create_internal_topic(command, CREATE_TIMEOUT_MS)
         except ApiError as error:
+            if error.code is ErrorCode.NOT_CONTROLLER:  # The broker is stopping.
+                raise ApiError(ShardState.UNLOADED.value, MESSAGES[ShardState.UNLOADED]) from error
             events.error("internal topic not created", topic=command.name, reason=error)
             message = f"The topic {command.name} could not be created: {error}"
             raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message) from error
