@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.spark.keyed.rows import runs
 
-PACKED_SIZE_MAX = 16 * 1024 * 1024
-"""Bytes of rows that a task holds before it packs them."""
+PACKED_SIZE_MAX = 4 * 1024 * 1024
+"""Bytes of rows that a task holds before it packs them: as many as stay in a processor's cache while being sorted."""
 BUCKETS_MAX = 1 << 16
 BUCKET = "bucket"
 ROWS = "rows"
