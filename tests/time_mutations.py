@@ -41,6 +41,18 @@ TIME = (
         f"{BY_TIME}::test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps_uncommitted",
     ),
     Mutation(
+        "records that came later count by time with those before them",
+        (
+            Edit(
+                "machines/groups/standing.py",
+                "        told = min(watch.until, watch.end)\n",
+                "        told = watch.until\n",
+            ),
+        ),
+        OWNERS,
+        f"{BY_TIME}::test_a_later_gate_waits_again_for_records_that_came_later",
+    ),
+    Mutation(
         "the time of an owner counts when it is silent",
         (
             Edit(

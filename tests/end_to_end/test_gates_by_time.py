@@ -76,6 +76,30 @@ def test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps
         it.finish(60)
 
 
+def test_a_later_gate_waits_again_for_records_that_came_later(shared: BrokerProcess, workers: Workers) -> None:
+    """A gate has opened by time, and the position before it stands still; another one waits for records written then.
+
+    They were handed out behind those of their keys in the next layout, at once.
+    """
+    with stage(shared.address, "later", 1, workers) as it:
+        group = it.group(members=2, commit="told", patient=True, poll_interval_ms=3_000)
+        it.until_all_owned()
+        in_1, in_2 = name_at((2, 1)), name_at((2, 0), (4, 2))
+        it.load.send(5, keys=1, name=in_1)
+        it.until(lambda: group.handed_from[0] == 5, "partition 0 is not read")
+        group.owner(0).commit({0: 3})
+        it.resize(2)
+        it.load.send(3, keys=1, name=in_1)
+        it.until(lambda: group.handed_from[1] == 3, "no gate opens by time")
+        group.owner(0).stand(1.0)
+        it.load.send(4, keys=1, name=in_2)
+        it.resize(4)
+        it.load.send(3, keys=1, name=in_2)
+        it.keeps(lambda: not group.handed_from[2], "the time of the first gate opened the second", 2.0)
+        it.finish(60)
+        assert group.edge.by_partition[f"{it.topic}~1", 2] == 3
+
+
 @pytest.mark.parametrize("library", ["ours", "stock"])
 def test_a_partition_with_an_open_transaction_is_waited_for(
     shared: BrokerProcess, workers: Workers, library: str

@@ -530,12 +530,13 @@ class Gatekeeper:
         done = shares.done_below(max(need, -1 if stall is None else stall.reached), raw, frontier)
         is_left = made is not None and number in made.left
         until = None if is_left else self._is_given_until(gates, made, number, member_id)
-        moved = standing.look(at, done, position, timed, now_ms, until)
+        log_end = topic.log_end(number)
+        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:
             self._take(group, gates, made, number, raw, position)
-        if at not in gates.wanted or is_left or not standing.is_overdue(at, timeout_ms, topic.log_end(number)):
+        if at not in gates.wanted or is_left or not standing.is_overdue(at, timeout_ms, need, log_end, now_ms):
             return moved
         if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:

@@ -29,7 +29,7 @@ from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Question, Told, named, refused, wait_ms
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.groups.standing import OPEN_END, At, Report
+from anabranch.machines.groups.standing import At, Report
 from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
@@ -298,8 +298,8 @@ def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> To
     if not keeper.is_stalled(group, gates, at, was, raw):
         return Told(position)
     stall, made = standing.stalls[at], gates.evaluated.get(at[0])
-    is_whole = stall.is_whole and (made is None or made.own_gate(at[1]) is None)
-    return Told(position, OPEN_END if is_whole else stall.reached)
+    gate = None if made is None else made.own_gate(at[1])
+    return Told(position, stall.told if gate is None else min(stall.told, gate))
 
 
 def _reply(keeper: Gatekeeper, group: Group, gates: GroupGates, question: Question) -> ConsumerGroupPositionResponse:

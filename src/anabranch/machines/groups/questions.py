@@ -16,7 +16,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.base.limits import POSITION_WAIT_MAX_MS
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.standing import OPEN_END, At
+from anabranch.machines.groups.standing import At
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
     ConsumerGroupPositionRequestTopic,
@@ -73,7 +73,7 @@ class Question:
 def _part(number: int, told: Told) -> ConsumerGroupPositionResponsePartition:
     part = ConsumerGroupPositionResponsePartition(partition=number, position=told.position)
     part.overdue = told.by_time >= 0
-    part.overdue_to = -1 if told.by_time == OPEN_END else told.by_time
+    part.overdue_to = told.by_time
     return part
 
 

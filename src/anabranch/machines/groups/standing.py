@@ -4,9 +4,10 @@ A partition is named by its topic's id and its number. `reports` are positions t
 own partitions, `tenures` say since when an owner has had a partition without a committed offset, `answers` are the
 leaders' answers about next records. A stall is a position with records left that has not changed for its owner's
 rebalance timeout: gates open by time then, until the position or the owner changes. Time counts from when an owner has
-learned of its partition: it has when it speaks again on the connection of the answer that gave it (`hear`). It counts
-while the owner can be given the next record (`gates.can_go_on`), and up to when the owner last spoke (`speak`): of a
-member that is dead or stopped nobody knows whether it would have gone on, and its session says when others do.
+learned of its partition: it has when it speaks again on the connection of the answer that gave it (`hear`). It is the
+time of the records that were there when it began: a gate that waits for later ones waits again (`Watch.later`). It
+counts while the owner can be given the next record (`gates.can_go_on`), and up to when the owner last spoke (`speak`):
+of a member that is dead or stopped nobody knows whether it would have gone on, and its session says when others do.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Stall(NamedTuple):
     raw: int
     """The position, or of a shared partition what is done below `reached` (`shares.done_below`)."""
     reached: int
-    """The offset that the gates count as reached."""
-    is_whole: bool = True
-    """Whether all records count, as none lies behind a closed gate of the partition itself."""
+    """The offset that the gates count as reached: `told` at the most."""
+    told: int
+    """Where the records end that the owner has had for its time; a gate that waits for later ones waits again."""
 
 
 @dataclass(slots=True)
@@ -70,10 +71,18 @@ class Watch:
     began_ms: int
     began_at: int
     """The position when the watch began: the rate is taken from there."""
+    end: int
+    """The log end at `since_ms`: of records that came later the owner has not had the time."""
+    later: tuple[int, int] | None = None
+    """Of the records between `end` and another log end: since when a gate waits for them, and that end."""
     until: int = OPEN_END
     """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
+
+    def begin(self, now_ms: int, log_end: int) -> None:
+        """Have the time of the owner begin anew."""
+        self.since_ms, self.end, self.later = now_ms, log_end, None
 
     def rate(self, now_ms: int) -> float:
         """Offsets per second since the watch began."""
@@ -184,7 +193,9 @@ class Standing:
 
     # -- watching ------------------------------------------------------------------------------------------------------
 
-    def look(self, at: At, raw: int, position: int, owner: str, now_ms: int, until: int | None) -> bool:
+    def look(
+        self, at: At, raw: int, position: int, owner: str, now_ms: int, *, log_end: int, until: int | None = None
+    ) -> bool:
         """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
 
         `until`: the owner's own next closed gate; None while that is not decided. When it is further on, the time for
@@ -192,35 +203,41 @@ class Standing:
         """
         watch = self.watches.get(at)
         if watch is None:
-            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position)
+            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position, log_end)
         elif until is not None and until > watch.until:
-            watch.since_ms = now_ms
+            watch.begin(now_ms, log_end)
         self.watches[at].until = self.watches[at].until if until is None else until
         if watch is None:
             return True
         if (watch.owner, watch.raw) != (owner, raw):
-            watch.owner, watch.raw, watch.since_ms = owner, raw, now_ms
+            watch.owner, watch.raw = owner, raw
+            watch.begin(now_ms, log_end)
             self.stalls.pop(at, None)
         elif watch.position == position:
             return False
         watch.position = position
         return True
 
-    def is_overdue(self, at: At, timeout_ms: int, log_end: int) -> bool:
-        """Whether gates that wait on this partition open by time."""
+    def is_overdue(self, at: At, timeout_ms: int, need: int, log_end: int, now_ms: int) -> bool:
+        """Whether gates that wait on this partition, up to `need` (-1: nobody knows how far), open by time."""
         watch = self.watches[at]
         spoke_ms = self.spoken.get(watch.owner, NEVER)
+        if watch.later is not None and is_stalled(watch.later[0], timeout_ms, spoke_ms):
+            (watch.since_ms, watch.end), watch.later = watch.later, None
+        if watch.later is None and (log_end if need < 0 else need) > watch.end:
+            watch.later = now_ms, log_end
         return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, spoke_ms)
 
     def stall(self, at: At, reached: int, done_below: Callable[[int], int]) -> bool:
-        """Count `reached` as the position of an overdue partition, or its own next closed gate; whether that is new.
+        """Count `reached` as the position of an overdue partition; whether that is new.
 
+        No further than to its own next closed gate, and to the log end when the time of its owner began.
         `done_below`: a number that moves with what is done below an offset, and with nothing else.
         """
         watch, before = self.watches[at], self.stalls.get(at)
-        is_whole = watch.until == OPEN_END
-        reached = max(reached if is_whole else watch.until, 0 if before is None else before.reached)
-        now = Stall(watch.owner, done_below(reached), reached, is_whole)
+        told = min(watch.until, watch.end)
+        reached = max(min(reached, told), 0 if before is None else before.reached)
+        now = Stall(watch.owner, done_below(reached), reached, told)
         self.stalls[at] = now
         return now != before
 

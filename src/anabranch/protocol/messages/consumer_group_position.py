@@ -56,7 +56,7 @@ class ConsumerGroupPositionResponsePartition:
     overdue: bool = boolean(tag=10000)
     """The gate may open by time: the position has not changed for its owner's rebalance timeout."""
     overdue_to: int = int64(tag=10001, default=-1)
-    """If it may: up to which offset, where the partition has a closed gate of its own; -1: for all records."""
+    """If it may: up to which offset; -1: for all records."""
 
 
 @struct()

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.standing import OPEN_END
 from anabranch.machines.lineage import Lineage
 from tests.unit.machines.groups.test_positions_asked import FOO, TIMEOUT_MS, Asking, classic_group, grown, settle
 
@@ -98,6 +97,48 @@ def test_records_behind_an_own_gate_do_not_count_by_time_with_those_before_it(is
     assert has(world, "A", 2) or has(world, "B", 2)
 
 
+def test_a_gate_that_waits_for_records_that_came_later_waits_again() -> None:
+    """The first gate has opened by time, and the position stands still: of records 5 to 8 nobody has had the time.
+
+    Afterwards all that was there counts, also for a third gate.
+    """
+    world = Asking(written(1, [1], []))
+    epochs = {"A": world.join("A").member_epoch, "B": world.join("B").member_epoch}
+
+    def settled() -> None:
+        for _ in range(3):
+            epochs.update({name: settle(world, name, epoch) for name, epoch in epochs.items()})
+
+    settled()
+    owner = "A" if has(world, "A", 0) else "B"
+    world.commit(owner, epochs[owner], 0, 3)
+    world.set_topics(written(2, [1, 2], [{0: 5}]))
+    passes(world, TIMEOUT_MS // 1_000 + 30, **epochs)
+    assert has(world, "A", 1) or has(world, "B", 1)
+    settled()
+    world.set_topics(written(3, [1, 2, 4], [{0: 5}, {0: 9, 1: 0}]))
+    settled()
+    passes(world, 20, **epochs)
+    world.set_topics(written(4, [1, 2, 4, 5], [{0: 5}, {0: 9, 1: 0}, {0: 12, 1: 0, 2: 0, 3: 0}]))
+    settled()
+    passes(world, TIMEOUT_MS // 1_000 - 30, **epochs)
+    assert not has(world, "A", 2) and not has(world, "B", 2), "the time of the first gate opened the second"
+    passes(world, 30, **epochs)
+    assert has(world, "A", 2) or has(world, "B", 2)
+    assert not has(world, "A", 4) and not has(world, "B", 4), "the time of the second gate opened the third"
+    settled()
+    passes(world, TIMEOUT_MS // 1_000 + 10, **epochs)
+    assert has(world, "A", 4) or has(world, "B", 4)
+
+
+def written(version: int, counts: list[int], ends: list[dict[int, int]]) -> Image:
+    """Topic foo with one partition at its creation; partition 0 ends where its last layout did."""
+    lineage = Lineage.of_ends(1, counts, ends) if ends else Lineage.flat(1)
+    end = ends[-1][0] if ends else 5
+    topic = TopicImage(FOO, "foo", range(counts[-1]), (), lineage, lambda _: 0, lambda n: end if n == 0 else 0, 1)
+    return Image(version, {"foo": topic})
+
+
 def test_of_a_classic_member_neither() -> None:
     """It is told how far its positions count by time, which is not as far as others need."""
     world = Asking(image_of(1, 2))
@@ -115,7 +156,7 @@ def test_of_a_classic_member_neither() -> None:
     told(1, 0)
     assert {told(read, 30) for read in range(5, BACKLOG, 5)} == {-1, 5}
     assert told(BACKLOG, TIMEOUT_MS // 1_000 - 20) == 5, "the time for what is behind its gate is not over"
-    assert told(BACKLOG, 40) == OPEN_END
+    assert told(BACKLOG, 40) == 100, "all records that were there when its time began"
 
 
 def test_of_a_classic_owner_neither() -> None:
