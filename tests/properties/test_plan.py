@@ -7,7 +7,7 @@ random, and a query that takes micro-batches of random limits from it and runs e
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -228,14 +228,18 @@ def history(
 class NoGates(Lineage):
     """A planner that reads up to the log ends, as one that knows nothing of layouts."""
 
-    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
+    def deliverable(
+        self, positions: Mapping[int, Position], among: Iterable[int] | None = None
+    ) -> dict[int, int | None]:
         return dict.fromkeys(positions)
 
 
 class DirectParent(Lineage):
     """A planner that looks at the partitions that keys came from directly, as the proposal says."""
 
-    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
+    def deliverable(
+        self, positions: Mapping[int, Position], among: Iterable[int] | None = None
+    ) -> dict[int, int | None]:
         return {partition: self._limit(partition, positions) for partition in positions}
 
     def _limit(self, partition: int, positions: Mapping[int, int]) -> int | None:

@@ -255,13 +255,15 @@ class Lineage:
         """Whether a reader that stands at `positions` may be given records of segment (`partition`, `layout`)."""
         return self.gates(positions).may_deliver(partition, layout)
 
-    def deliverable(self, positions: Mapping[int, Position]) -> dict[int, int | None]:
+    def deliverable(
+        self, positions: Mapping[int, Position], among: Iterable[int] | None = None
+    ) -> dict[int, int | None]:
         """Say for every partition in `positions` up to which offset its gates are open; None where none is closed.
 
-        Records below it may be delivered now, without waiting for a record of any other partition.
+        Records below it may be delivered now, without waiting for a record of any other partition. `among`: for some.
         """
         gates = self.gates(positions)
-        return {partition: gates.limit(partition) for partition in positions}
+        return {partition: gates.limit(partition) for partition in (positions if among is None else among)}
 
     def waits(self, partition: int, positions: Mapping[int, Position]) -> tuple[GateWait, ...]:
         """What the first closed gate of `partition` waits on, in partition order; empty where no gate is closed."""

@@ -43,12 +43,12 @@ def extent(
         )
         all_positions[topic] = found
         losses += found.losses
-        limits = _gates(snapshot, found.positions)
+        gates = _gates(snapshot, found.positions)
         for partition, position in found.positions.items():
             end = snapshot.ends[partition]
             if horizon is not None:
                 end = min(end, horizon.get(topic, {}).get(partition, position))
-            gate = limits[partition]
+            gate = gates.get(partition)
             open_[TopicPartition(topic, partition)] = (end if gate is None else min(end, gate)) - position
     for topic in sorted(start.keys() - snapshots.keys()):
         losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
@@ -69,12 +69,12 @@ def extent(
 
 
 def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> Mapping[int, int | None]:
-    """Return the first closed gate of every partition; None where none is closed, or nothing is left to read."""
+    """Return the first closed gate of every partition in which something is left to read; None where none is closed."""
     if not snapshot.ordered:
-        return dict.fromkeys(positions)
-    gates = snapshot.lineage.gates({partition: positions.get(partition, BEYOND) for partition in snapshot.starts})
+        return {}
     ends = snapshot.ends
-    return {p: gates.limit(p) if position < ends[p] else None for p, position in positions.items()}
+    all_positions = {partition: positions.get(partition, BEYOND) for partition in snapshot.starts}
+    return snapshot.lineage.deliverable(all_positions, [p for p, position in positions.items() if position < ends[p]])
 
 
 def share(open_: Mapping[TopicPartition, int], limit: int | None, *, turn: int) -> dict[TopicPartition, int]:
