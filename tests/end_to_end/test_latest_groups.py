@@ -57,3 +57,37 @@ def test_history_of_before_the_group_is_not_read_and_records_of_later_partitions
 
     with running(tmp_path, **QUICK) as broker:
         asyncio.run(scenario(broker.port))
+
+
+def test_records_deleted_from_a_partition_that_waits_take_no_others_with_them(tmp_path: Path) -> None:
+    """The group was to begin at the log start, and what is deleted there while the gate is closed is out of range."""
+
+    async def scenario(address: str) -> None:
+        consumer = Consumer(address, group_id="g", auto_offset_reset="latest", enable_auto_commit=False)
+        async with Admin(address) as admin, Producer(address) as producer, consumer, asyncio.timeout(40):
+
+            async def send(count: int) -> None:
+                for number in range(count):
+                    await producer.send("t", str(number), key="k1")
+                await producer.flush()
+
+            await admin.create_topics("t", partitions=1)
+            consumer.subscribe("t")
+            while ("t", 0) not in consumer._fetcher.positions():
+                assert not await consumer.poll(0.1)
+            await send(4)
+            read: list[int] = []
+            while len(read) < 4:
+                read += [record.partition for record in await consumer.poll(0.2)]
+            await admin.resize("t", 2)
+            await send(6)
+            for _ in range(10):
+                assert not await consumer.poll(0.1), "nothing of partition 0 is committed"
+            await admin.delete_records({("t", 1): 3})
+            await consumer.commit()
+            while len(read) < 4 + 3:
+                read += [record.partition for record in await consumer.poll(0.2)]
+            assert read == [0] * 4 + [1] * 3
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))

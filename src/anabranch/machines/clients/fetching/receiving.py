@@ -11,8 +11,9 @@ from struct import Struct
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.machines.clients.fetching import sharing
+from anabranch.machines.clients.fetching.gating import is_layered
 from anabranch.machines.clients.fetching.state import FetchingState, Partition
-from anabranch.machines.clients.fetching.values import LATEST, Fetched, FetchFrom, FetchResult
+from anabranch.machines.clients.fetching.values import EARLIEST, LATEST, Fetched, FetchFrom, FetchResult
 
 ACCEPTS = "accept.range.fetch"
 EPOCH_MAX = (1 << 31) - 1
@@ -133,11 +134,17 @@ def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
     partition.paused = partition.refused = True
 
 
+def _has_waited(partition: Partition, log_start: int) -> bool:
+    """Whether records were deleted that a member of a group may have waited with at a gate: it misses no others."""
+    topic = partition.topic
+    return topic.granted and is_layered(topic) and partition.fetch_offset < log_start
+
+
 def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:
     """Handle a nonexistent offset: begin again as `auto.offset.reset` defines (all kept batches have been returned)."""
     if state.settings.auto_offset_reset in ("earliest", "latest"):
         sharing.reset(partition, log_start)
-        partition.wanted_timestamp = state.reset_timestamp
+        partition.wanted_timestamp = EARLIEST if _has_waited(partition, log_start) else state.reset_timestamp
         return
     text = (
         f"offset {partition.fetch_offset} of {partition.name} is not in its log, and auto.offset.reset is "

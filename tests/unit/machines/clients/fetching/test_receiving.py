@@ -11,7 +11,16 @@ from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
 from anabranch.machines.clients.fetching import assigning, receiving
 from anabranch.machines.clients.fetching.receiving import STALE
 from anabranch.machines.clients.fetching.state import FetchingState, Partition
-from anabranch.machines.clients.fetching.values import LATEST, FetcherSettings, FetchFrom, FetchResult, Lookup
+from anabranch.machines.clients.fetching.values import (
+    EARLIEST,
+    LATEST,
+    FetcherSettings,
+    FetchFrom,
+    FetchResult,
+    Lookup,
+    TopicView,
+)
+from anabranch.machines.lineage import Lineage
 from anabranch.records.batch import build
 
 P0 = TopicPartition("t", 0)
@@ -104,6 +113,20 @@ def test_what_was_folded_back_is_left_out_without_a_reset(reset: str) -> None:
     folded = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=7, folded=True)
     receiving.take(state, partition, ORIGIN, folded, 0)
     assert partition.position == partition.fetch_offset == 7 and not partition.paused and not state.errors
+
+
+@pytest.mark.parametrize(("is_granted", "layouts", "start"), [(True, 2, 7), (False, 2, 7), (True, 1, 7), (True, 2, -1)])
+def test_a_member_that_may_have_waited_at_a_gate_goes_on_behind_what_was_deleted(
+    is_granted: bool, layouts: int, start: int
+) -> None:
+    """A reset to the latest offset would leave out what was written meanwhile."""
+    state, partition = world("latest")
+    lineage = Lineage.of_ends(1, [1, 2], [{0: 0}]) if layouts == 2 else Lineage.flat(1)
+    partition.topic.granted = is_granted
+    partition.topic.view = TopicView("t", UUID(int=1), lineage, {0: 1}, {0: 4}, elastic=True)
+    receiving.take(state, partition, ORIGIN, FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=start), 0)
+    goes_on = is_granted and layouts == 2 and start == 7
+    assert partition.position is None and partition.wanted_timestamp == (EARLIEST if goes_on else LATEST)
 
 
 def test_without_a_reset_an_offset_out_of_range_pauses_and_is_told() -> None:
