@@ -183,3 +183,25 @@ def test_a_gate_opens_by_time_for_a_static_member_that_came_back(shared: BrokerP
             member.subscribe(it.topic)
             assert read(member, 2 + 5) == [0] * 2 + [1] * 5
             assert member.group_metadata().generation_id == generation
+
+
+def test_deleted_records_that_a_member_has_fetched_stay_behind_their_gate(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """What lies below the log start counts as read: no gate was in front of it, and it was handed out early."""
+    with stage(shared.address, "deleted", 1, workers) as it:
+        group = it.group(members=2, commit="told", protocol="classic", patient=True, poll_interval_ms=300_000)
+        it.until_all_owned()
+        name = name_at((2, 1))
+        it.load.send(20, keys=1, name=name)
+        it.until(lambda: group.handed_from[0] == 20, "partition 0 is not read")
+        group.owner(0).commit({0: 5})
+        it.resize(2)
+        it.load.send(6, keys=1, name=name)
+        it.until_owned(group, [0, 1])
+        it.keeps(lambda: not group.handed_from[1], "the gate is open")
+        it.delete_records(1, 3)
+        it.keeps(lambda: not group.handed_from[1], "deleted records were handed out before those that they wait for")
+        for member in group.members:
+            member.commit_on()
+        it.finish(60)

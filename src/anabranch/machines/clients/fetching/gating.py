@@ -174,6 +174,10 @@ def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
         ]
         return min(found, default=None)
     limit = gates.limit(number)
+    if limit is not None and partition.position is not None and partition.position < limit and topic.view is not None:
+        # What is kept may lie below the log start, which counts as read: it lies behind the closed gate all the same.
+        lineage = topic.view.lineage
+        limit = max(partition.position, lineage.start(number, lineage.layout_at(number, limit)))
     if limit is None or not partition.committed or partition.committed <= max(partition.log_start, partition.reset_at):
         return limit
     assert topic.view is not None
