@@ -1,4 +1,4 @@
-"""Groups of ours that begin at the end of a topic that was resized before, at a real broker."""
+"""Groups that begin at the end of a topic: what was written before, what comes in later partitions, what is deleted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.client import Admin, Consumer, Producer
-from tests.support.broker import running
+from tests.end_to_end.test_gates_by_time import name_at
+from tests.support.applications import Workers, stage
+from tests.support.broker import BrokerProcess, running
 
 QUICK = {
     "group.consumer.heartbeat.interval.ms": 500,
@@ -91,3 +93,27 @@ def test_records_deleted_from_a_partition_that_waits_take_no_others_with_them(tm
 
     with running(tmp_path, **QUICK) as broker:
         asyncio.run(scenario(broker.address))
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_records_deleted_before_and_behind_a_closed_gate_take_no_others_with_them(
+    shared: BrokerProcess, workers: Workers, library: str
+) -> None:
+    """The group began at the log start of the partition that waits, and its members' reset says the end."""
+    with stage(shared.address, f"emptied-{library}", 1, workers) as it:
+        group = it.group(library, members=2, commit="told", reset="latest", poll_interval_ms=300_000, patient=True)
+        it.until_all_owned()
+        it.wait_until_positioned(group)
+        name = name_at((2, 1))
+        it.load.send(10, keys=1, name=name)
+        _, last = it.load.places[name, f"{name}-0"][9]
+        it.until(lambda: group.edge.last((name, f"{name}-0")) or group.check(), "partition 0 is not read")
+        group.owner(0).commit({0: last - 5})
+        it.until(lambda: group.committed.get(0) == last - 5, "nothing is committed")
+        it.resize(2)
+        it.load.send(6, keys=1, name=name)
+        it.delete_records(1, 3)
+        it.keeps(lambda: not group.handed_from[1], "the gate is open")
+        it.delete_records(0)
+        it.until(lambda: group.handed_from[1] == 3, "records are left out")
+        it.finish()

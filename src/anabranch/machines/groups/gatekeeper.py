@@ -321,8 +321,12 @@ class Gatekeeper:
             offset = self._first_offsets.of(group, topic, number, waited_from, stands_late=stands_late)
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
-        elif layout > was.opened and was.offset <= segment_start(topic, number, layout):
-            position = was._replace(opened=layout)
+        else:
+            if layout > was.opened and was.offset <= segment_start(topic, number, layout):
+                position = was._replace(opened=layout)
+            if waited is not None and was.frontier is None and was.offset < topic.log_start(number):
+                # What was deleted while it waited would be out of range, and the reset of its client take the rest.
+                position = (position or was)._replace(offset=topic.log_start(number))
         if position is not None:
             yield position_record(group_id, topic.name, number, position)
         cause = gates.by_time.pop(at, None)

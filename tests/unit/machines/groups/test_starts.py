@@ -238,6 +238,32 @@ def test_after_a_restart_nobody_waits_again() -> None:
     world.check()
 
 
+def test_a_partition_that_waited_is_begun_at_its_log_start_where_records_were_deleted_meanwhile() -> None:
+    """What is out of range would be begun where the client's reset says, which may be behind all that was written."""
+    topic = Topic()
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    topic.ends[0] = 5
+    world.commit("A", epoch, 0, 5)
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", epoch)
+    topic.ends = {0: 8, 1: 4}
+    world.commit("A", epoch, 1, 4)
+    world.set_topics(topic.resize(1))
+    topic.ends = {0: 12, 1: 4}
+    epoch = settle(world, "A", epoch)
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", world.group.members["A"].epoch)
+    topic.ends[1] = 9
+    world.leave("A")
+    epoch = settle(world, "B", world.join("B").member_epoch)
+    assert assigned(world, "B") == "foo-0"
+    topic.starts[1] = 6
+    world.commit("B", epoch, 0, 12)
+    settle(world, "B", epoch)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 12, 1: 6}
+
+
 def test_the_mark_of_an_open_gate_outlives_a_commit_at_the_same_offset() -> None:
     world, epoch = waited_for_in_vain()
     world.commit("A", epoch, 1, 0)
