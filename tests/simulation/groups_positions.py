@@ -126,6 +126,13 @@ class PositionRules:
             if known is not None and record.key.group in self._world.latest:
                 self._world.edges[record.key.group].written(known, key[2], value.offset)
             self._rules.counts["begun"] += topic is not None and value.offset == topic.log_start(key[2])
+        elif topic is not None and before[1] < value.offset == topic.log_start(key[2]):
+            # It waited, and records were deleted meanwhile. Any other change nobody has asked for (`after_fetch`).
+            self._rules.change(self.committed, key, (value.topic_id, value.offset))
+            self._rules.counts["moved"] += 1
+            known = self._world.topic_of(value.topic_id)
+            if known is not None:
+                self._world.edges[record.key.group].progressed((known.life, key[2]), self._world.now_ms)
 
     def _moved_by_ranges(self, record: CoordinatorRecord) -> None:
         """A position that ranges were found to touch when they were loaded."""
