@@ -2,7 +2,7 @@
 
     python -m tests.spark.cluster_driver MASTER ADDRESS CHECKPOINT
 
-Prints one line of JSON: the records of topic `sums`, by key in order, and which executor's tasks read what.
+Prints one line of JSON: the records of topic `cluster-sums`, by key in order, and which executor's tasks read what.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def main(master: str, address: str, checkpoint: str) -> None:
-    """Run the query over all there is in topic `numbers`."""
+    """Run the query over all there is in topic `cluster-numbers`."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(master).appName("anabranch").config("spark.ui.enabled", "false")
     small = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.sql.shuffle.partitions": "4"}
@@ -56,7 +56,9 @@ def main(master: str, address: str, checkpoint: str) -> None:
     spark = builder.config(map={**small, **local}).getOrCreate()
     register(spark)
     options = {"kafka.bootstrap.servers": address}
-    stream = spark.readStream.format("anabranch").options(**options, subscribe="numbers", maxOffsetsPerTrigger="150")
+    stream = spark.readStream.format("anabranch").options(
+        **options, subscribe="cluster-numbers", maxOffsetsPerTrigger="150"
+    )
     marked = (
         stream.option("startingOffsets", "earliest").schema(READ).load().mapInArrow(mark, f"{READ}, executor string")
     )
@@ -66,13 +68,13 @@ def main(master: str, address: str, checkpoint: str) -> None:
     query = (
         rows.transform(keyed(add, state=Sum, output="key string, value string", buckets=4))
         .writeStream.format("anabranch")
-        .options(**options, topic="sums", checkpointLocation=checkpoint)
+        .options(**options, topic="cluster-sums", checkpointLocation=checkpoint)
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
     batches = len([report for report in query.recentProgress if report.numInputRows])
-    found = spark.read.format("anabranch").options(**options, subscribe="sums").load()
+    found = spark.read.format("anabranch").options(**options, subscribe="cluster-sums").load()
     sums: dict[str, list[tuple[int, list[str]]]] = {}
     for row in found.orderBy("sequence").selectExpr("cast(key as string) key", "cast(value as string) value").collect():
         sums.setdefault(row.key, []).append(json.loads(row.value))

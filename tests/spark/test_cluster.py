@@ -74,13 +74,13 @@ def test_the_pipeline_runs_on_all_workers_of_a_cluster_with_every_key_in_order(
     address: str, checkpoint: str, tmp_path: Path
 ) -> None:
     with Admin(address) as admin, Producer(address) as producer:
-        for topic in ("numbers", "sums"):
+        for topic in ("cluster-numbers", "cluster-sums"):
             admin.create_topics(topic, partitions=2)
         for number in range(RECORDS):
             if number == RECORDS // 2:
                 producer.flush()
-                admin.resize("numbers", 4)
-            producer.send("numbers", str(number), key=f"key-{number % KEYS}")
+                admin.resize("cluster-numbers", 4)
+            producer.send("cluster-numbers", str(number), key=f"key-{number % KEYS}")
         producer.flush()
     with cluster(tmp_path) as master:
         command = [sys.executable, "-m", "tests.spark.cluster_driver", master, address, checkpoint]
