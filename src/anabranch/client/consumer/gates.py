@@ -45,7 +45,7 @@ class Gates:
         self._moved = asyncio.Event()
         """Set when the question may have to be another one."""
         self._last = Question()
-        """The question sent last."""
+        """Of the questions that are open, the one sent last."""
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget revoked or lost partitions."""
@@ -115,20 +115,22 @@ class Gates:
 
     async def _ask_on(self) -> None:
         """Keep one question open while gates may concern this member; ask again when there is more to ask or report."""
-        asked: list[asyncio.Task[None]] = []
+        asked: dict[asyncio.Task[None], Question] = {}
         try:
             while self._may_ask():
                 question = self._question()
                 if not asked or (len(asked) < OPEN_MAX and question.adds_to(self._last)):
                     self._last = question
-                    asked.append(asyncio.create_task(self._ask(question)))
+                    asked[asyncio.create_task(self._ask(question))] = question
                 self._moved.clear()
                 moved = asyncio.create_task(self._wait())
                 await asyncio.wait([*asked, moved], return_when=asyncio.FIRST_COMPLETED)
                 moved.cancel()
                 for task in [task for task in asked if task.done()]:
-                    asked.remove(task)
+                    del asked[task]
                     task.result()
+                for left in asked.values():  # It may have come later than the one sent after it, and ask for less.
+                    self._last = left
         finally:
             for task in asked:
                 task.cancel()

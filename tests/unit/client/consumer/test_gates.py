@@ -193,6 +193,23 @@ def test_a_topic_that_was_revoked_and_granted_again_is_asked_about_although_a_qu
     scenario(main)
 
 
+def test_a_question_that_arrived_behind_the_one_sent_after_it_is_not_the_one_kept_open() -> None:
+    """Two questions waited for one connection: the second was answered first, and the first asks for nothing."""
+
+    async def main() -> None:
+        world = World(P0)
+        await world.poll()
+        assert world.questions() == [{}]
+        world.fetcher.withdraw([P0])
+        world.answers = [told(4), PARKED]
+        world.give(P1)
+        await world.poll()
+        assert world.questions() == [{}, {0: (True, -1)}, {0: (True, 4)}]
+        await world.context.close()
+
+    scenario(main)
+
+
 def test_a_coordinator_with_something_to_reconcile_gets_a_heartbeat_at_once_and_is_not_pressed() -> None:
     async def main() -> None:
         world = World(P1)
