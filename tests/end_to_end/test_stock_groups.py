@@ -313,6 +313,26 @@ def test_a_group_that_was_empty_at_the_resize_loses_nothing_either(world: World)
         reader.has("b")
 
 
+def test_a_group_whose_offsets_are_reset_waits_at_its_gates_again(world: World) -> None:
+    """What the coordinator noted when a gate was open said, after the reset, that it is open still."""
+    world.write(0, "a")
+    with world.consumer() as reader:
+        reader.has("a")
+        world.resize(2)
+        world.write(1, "b")
+        assert world.waits() == {(1, 0)}
+        reader.commit()
+        reader.has("b")
+        reader.commit()
+    world.admin.alter_group_offsets(f"g-{world.topic}", {(world.topic, 0): 0, (world.topic, 1): 0})
+    with world.consumer() as reader:
+        reader.has("a")
+        assert world.waits() == {(1, 0)}
+        reader.commit()
+        reader.has("b")
+    assert reader.values == ["a", "b"]
+
+
 def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_read(world: World) -> None:
     """Fault 8: the owner of a retiring partition read on when it re-opened."""
     world.resize(2)

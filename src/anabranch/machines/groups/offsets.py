@@ -23,7 +23,7 @@ from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
 from anabranch.machines.groups.individual_store import IndividualCommits, range_record
 from anabranch.machines.groups.offset_room import OffsetRoom
-from anabranch.machines.groups.positions import NO_LAYOUT, Position, Positions, position_record
+from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.ranges_on_wire import KeyRanges, Ranges, commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
@@ -274,15 +274,9 @@ class Offsets:
     ) -> Answered:
         index = part.partition_index
         before = self.current(group_id, topic.name, index)
-        position = Position(
-            part.committed_offset,
-            part.committed_leader_epoch,
-            metadata,
-            now_ms,
-            topic.topic_id,
-            NO_LAYOUT if before is None else before.opened,
-        )
-        if before is not None and (before.frontier is not None or before.ranges_since):
+        offset, epoch = part.committed_offset, part.committed_leader_epoch
+        position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
+        if before is not None:
             held = self.individual.of(group_id, (topic.name, index), before)
             position = ranged_commits.plain(before, held, position, by_member=by_member)
         self.on_commit(group_id, topic, index, position)

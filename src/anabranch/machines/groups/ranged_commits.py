@@ -3,7 +3,8 @@
     ranges of offsets   processed out of turn, each above the stable offset; they join, and move the frontier they touch
     ranges of keys      the next offset to read of the keys that the member owns; it raises the frontier there
     plain, by a member  raises the frontier to the offset for all keys; below the stable offset it is a rewind
-    plain, by no member the group stands at exactly that offset, for all keys, and ranges above it are forgotten
+    plain, by no member the group stands at exactly that offset, for all keys; ranges above it are forgotten, and gates
+                        that were open are closed again, as everything from there is to be delivered in order again
 
 So a plain commit does what its sender expects, who knows nothing of all this: what others did above the offset of a
 stock member that has read on from the stable offset is kept, and a tool that sets the offset of a group has every
@@ -126,7 +127,10 @@ def _too_many(stable: int, reason: str) -> Refused:
 
 def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_member: bool) -> Position:
     """Decide a plain commit of the offset of `after`: the position that the group has then."""
-    if before is None or not by_member or after.offset < before.offset:
+    if before is None or not by_member:
+        return after
+    after = after._replace(opened=before.opened)
+    if after.offset < before.offset:
         return after
     if before.frontier is None and not before.ranges_since:
         return after
