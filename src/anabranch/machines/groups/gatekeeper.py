@@ -322,7 +322,8 @@ class Gatekeeper:
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         else:
-            if layout > was.opened and was.offset <= segment_start(topic, number, layout):
+            passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
+            if passed and not self.offsets.positions.unstable(group_id, topic.name, number):  # It would overtake that.
                 position = was._replace(opened=layout)
             if waited is not None and was.frontier is None and was.offset < topic.log_start(number):
                 # What was deleted while it waited would be out of range, and the reset of its client take the rest.

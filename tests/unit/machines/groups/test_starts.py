@@ -10,6 +10,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import settling
+from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.lineage import Lineage
@@ -19,11 +20,17 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
 )
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
 from tests.unit.machines.groups.test_positions_asked import Asking, settle
 
 FOO = topic_id("foo")
 TIMEOUT_MS = 60_000
+PRODUCER = 7
 LATEST = -1
 """The timestamp of a question for the end of the log."""
 
@@ -345,6 +352,49 @@ def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
     topic.ends[2] = 11
     settle(world, "A", epoch)
     assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 0, 2: 4}
+
+
+def commit_in_transaction(world: Asking, member: str, epoch: int, partition: int, offset: int) -> None:
+    part = TxnOffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
+    request = TxnOffsetCommitRequest(
+        transactional_id="tx",
+        group_id=GROUP,
+        member_id=member,
+        producer_id=PRODUCER,
+        producer_epoch=0,
+        generation_id=epoch,
+        topics=[TxnOffsetCommitRequestTopic(name="foo", partitions=[part])],
+    )
+    answer = world.submit(lambda machine: machine.txn_offset_commit(request, Caller(version=3), 1, world.now_ms))
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize(("is_committed", "offset"), [(True, 12), (False, 8)])
+def test_what_a_transaction_commits_outlives_that_the_partition_is_handed_to_another_meanwhile(
+    is_committed: bool, offset: int
+) -> None:
+    """A member that was taken for dead ends its transaction: its records would be processed twice."""
+    topic = Topic(2)
+    world = Asking(topic.image())
+    world.join("A")
+    world.set_topics(topic.resize(3))
+    a = settle(world, "A", 1)
+    b = settle(world, "B", world.join("B").member_epoch)
+    a = settle(world, "A", a)
+    b = settle(world, "B", b)
+    topic.ends = {0: 8, 2: 4}
+    world.commit("A", a, 0, 8)
+    world.set_topics(topic.resize(2))
+    topic.ends[0] = 20
+    a, b = settle(world, "A", a), settle(world, "B", b)
+    world.commit("B", b, 2, 4)
+    commit_in_transaction(world, "A", a, 0, 12)
+    world.leave("A")
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1 foo-2"
+    world.marker(PRODUCER, committed=is_committed)
+    assert committed(world)[0] == offset
+    world.check()
 
 
 def test_a_removed_partition_that_is_made_again_appeared_later() -> None:
