@@ -333,6 +333,25 @@ def test_a_group_whose_offsets_are_reset_waits_at_its_gates_again(world: World) 
     assert reader.values == ["a", "b"]
 
 
+def test_what_was_read_of_a_deleted_topic_opens_no_gate_of_the_one_created_under_its_name(world: World) -> None:
+    """Stock consumers commit by name, also after the topic is another one of which they do not know yet."""
+    world.write(0, *"opqrs")
+    with world.consumer() as reader:
+        reader.has("s")
+        world.admin.delete_topics(world.topic)
+        world.admin.create_topics(world.topic, partitions=1)
+        world.write(0, "a")
+        world.resize(2)
+        world.write(1, "b")
+        with pytest.raises(KafkaException, match="UNKNOWN_TOPIC_OR_PART"):
+            reader.commit()
+        reader.has("a")
+        assert world.waits() == {(1, 0)}
+        reader.commit()
+        reader.has("b")
+    assert reader.values == [*"opqrs", "a", "b"]
+
+
 def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_read(world: World) -> None:
     """Fault 8: the owner of a retiring partition read on when it re-opened."""
     world.resize(2)

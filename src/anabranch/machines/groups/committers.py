@@ -1,11 +1,18 @@
-"""Who may commit and fetch the offsets of a group: members at their epoch, and anybody while there are none."""
+"""Who may commit and fetch the offsets of a group: members at their epoch, and anybody while there are none.
+
+A member that commits by name may not know yet that the topic is another one, which was created under the name of a
+deleted one. What it read of the former is no progress in the present topic, where it would open gates.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Set
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup
 
 Group = ConsumerGroup | ClassicGroup
@@ -45,6 +52,24 @@ def commit_error(
     if member.described.classic is not None:
         return ErrorCode.ILLEGAL_GENERATION
     return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
+
+
+def read_of_deleted_topics(group: Group | None, member_id: str, topic: TopicImage | None, image: Image) -> Set[int]:
+    """The partitions that a member of the consumer protocol holds of deleted topics, and not of this one.
+
+    By the name of this topic it means one of those.
+    """
+    member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+    if member is None or topic is None:
+        return frozenset()
+    former: set[int] = set()
+    present: set[int] = set()
+    for topic_id, numbers in (*member.assigned, *member.revoking):
+        if topic_id == topic.topic_id:
+            present.update(numbers)
+        elif topic_id not in image.by_id:
+            former.update(numbers)
+    return former - present
 
 
 def fetch_error(group: Group | None, asked: OffsetFetchRequestGroup) -> ErrorCode:

@@ -17,7 +17,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.groups import classic, ranged_commits
 from anabranch.machines.groups.classic import ClassicGroup
-from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, fetch_error
+from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, fetch_error, read_of_deleted_topics
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
@@ -140,6 +140,7 @@ class Offsets:
                 now_ms,
                 draft,
                 member=(group, request.member_id) if by_member else None,
+                by_name=not by_id,
             )
             told = {it.partition_index for it in topic.partitions if it.offset_ranges or it.key_range_offsets}
             answers.append(
@@ -225,6 +226,7 @@ class Offsets:
         draft: Draft[CoordinatorRecord],
         *,
         member: tuple[Group | None, str] | None,
+        by_name: bool = True,
         producer_id: int = -1,
     ) -> Iterator[Answered]:
         """Add the records of a topic's commits; the answers. `error` is the code where the topic is None.
@@ -233,10 +235,14 @@ class Offsets:
         """
         ranged = {part.partition_index for part in parts if part.offset_ranges or part.key_range_offsets}
         once = Counter(part.partition_index for part in parts) if ranged else ()
+        former = read_of_deleted_topics(*member, topic, self.image) if member is not None and by_name else ()
         for part in parts:
             index, metadata = part.partition_index, part.committed_metadata or ""
             if topic is None:
                 yield Answered(index, error)
+            elif index in former:
+                message = "The member read this partition of a topic of this name that was deleted."
+                yield Answered(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, message=message)
             elif not topic.ever_had(index):
                 yield Answered(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
             elif len(metadata) > self.settings.offset_metadata_max_bytes:
