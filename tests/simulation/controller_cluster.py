@@ -12,7 +12,7 @@ import contextlib
 import errno
 import functools
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -111,7 +111,7 @@ class Session(MetadataStore):
     async def exists(self, path: str) -> bool:
         return bool(await self.existing([path]))
 
-    async def existing(self, paths: Iterable[str]) -> frozenset[str]:
+    async def existing(self, paths: Collection[str]) -> frozenset[str]:
         return await self._in_turn(lambda: frozenset(self._tree.nodes.keys() & set(paths)))
 
     async def owner(self, path: str) -> int | None:
@@ -252,6 +252,9 @@ class Wire(Peers):
     def publish(self, update: ClusterUpdate) -> None:
         """Report a persisted and applied decision to the world."""
         self.cluster.on_published(update)
+
+    async def apply_configs(self, update: ClusterUpdate) -> None:
+        """Apply nothing: the brokers of the world have no logs of their own."""
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """Return the leaders' reports on their retiring partitions, possibly old ones."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from anabranch.storage.interface import (
     ANY_VERSION,
@@ -137,7 +137,7 @@ class MemoryMetadataStore:
     async def exists(self, path: str) -> bool:
         return bool(await self.existing([path]))
 
-    async def existing(self, paths: Iterable[str]) -> frozenset[str]:
+    async def existing(self, paths: Collection[str]) -> frozenset[str]:
         async with self._turn:
             return frozenset(path for path in paths if path in self._tree.nodes)
 

@@ -147,6 +147,10 @@ class LocalReplicas:
     def _shape_of(self, topic: str) -> TopicShape:
         return TopicShape(self.lineage(), [each.name.partition for each in self.replicas])
 
+    def apply_settings(self) -> None:
+        """Have the configs apply to the topic's partitions."""
+        self.runner.run(self.replicas.apply_settings(TOPIC))
+
     def remove(self, number: int) -> None:
         """Delete a retiring partition, as the reaper has it done."""
         order = SendStopReplica(1, 1, 1, TOPIC, TOPIC_ID, ((number, self.epoch),))

@@ -12,7 +12,7 @@ durable.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
@@ -353,7 +353,7 @@ class MetadataStore(Protocol):
     async def exists(self, path: str) -> bool:
         """Return whether a node has this path."""
 
-    async def existing(self, paths: Iterable[str]) -> frozenset[str]:
+    async def existing(self, paths: Collection[str]) -> frozenset[str]:
         """Choose the paths that have a node: one answer about many paths."""
 
     async def owner(self, path: str) -> int | None:

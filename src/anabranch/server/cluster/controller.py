@@ -170,6 +170,7 @@ class Controller:
             if decision.records:
                 self.waits.note(self.state, change.waits)
                 self._peers.publish(change.update)
+                await self._peers.apply_configs(change.update)
         if decision.records:
             self._wake([None, *change.update.topics])
         return decision.reply

@@ -45,6 +45,9 @@ class Peers(Protocol):
     def publish(self, update: ClusterUpdate) -> None:
         """Give every broker's view this update, after those that were published before."""
 
+    async def apply_configs(self, update: ClusterUpdate) -> None:
+        """Have the configs of a published update apply to the logs of every broker before this returns."""
+
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """The log starts and ends of a topic's retiring partitions that have no open transaction."""
 
@@ -101,10 +104,13 @@ class LocalPeers:
         return await self._replicas.stop(order)
 
     def publish(self, update: ClusterUpdate) -> None:
-        """As `Peers.publish`; the configs of topics apply to their logs when this returns."""
+        """As `Peers.publish`."""
         self._view.update(update)
+
+    async def apply_configs(self, update: ClusterUpdate) -> None:
+        """As `Peers.apply_configs`, in steps: a topic may have 100,000 partitions, and there may be as many topics."""
         for topic in self._view.topic_names() if update.broker_configs else update.configs:
-            self._replicas.apply_settings(topic)
+            await self._replicas.apply_settings(topic)
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """As `Peers.retiring_ranges`."""

@@ -123,7 +123,9 @@ async def handle_delete_topics(
                 error_code=ErrorCode.INVALID_REQUEST,
                 error_message="Give either the topic's name or its id.",
             )
-        topic = None if known is None else broker.view.find(known)
+        found = None if known is None else broker.view.find(known)
+        found_id = topic_id if found is None else found.topic_id
+        del found  # The controller frees it, in a thread if it is large.
         command = DeleteTopic(topic_id=topic_id) if by_id else DeleteTopic(name=name)
         try:
             await broker.commands.delete_topic(command, request.timeout_ms)
@@ -131,7 +133,7 @@ async def handle_delete_topics(
             return DeletableTopicResult(
                 name=known, topic_id=topic_id, error_code=error.code, error_message=error.message
             )
-        return DeletableTopicResult(name=known, topic_id=topic_id if topic is None else topic.topic_id)
+        return DeletableTopicResult(name=known, topic_id=found_id)
 
     async with broker.replicas.room.taken():
         return DeleteTopicsResponse(responses=list(await asyncio.gather(*(delete(*it) for it in asked))))

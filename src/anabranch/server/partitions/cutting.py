@@ -15,8 +15,8 @@ from anabranch.machines.cuts import behind, below, cuts_after
 from anabranch.machines.lineage import Cuts
 from anabranch.server.partitions.partition import KnownCuts, Partition
 
-CUTS_AT_A_TIME = 5_000
-"""Cuts that are made before other work has its turn; about 2 ms."""
+CUTS_AT_A_TIME = 500
+"""Partitions, and cuts of them, that are looked at before other work has its turn; 3 ms where they are made."""
 
 
 def cuts_of(partition: Partition | None, topic: Topic) -> Cuts | None:
@@ -44,17 +44,18 @@ async def held_layouts(topic: Topic, partition_of: Callable[[int], Partition | N
     Gives way to other work.
     """
     held: set[int] = set()
-    made, known = 0, True
+    looked_at, known = 0, True
     for number in topic.partitions:
+        if looked_at >= CUTS_AT_A_TIME:
+            looked_at = 0
+            await asyncio.sleep(0)
+        looked_at += 1
         cuts = cuts_of(partition_of(number), topic)
         if cuts is None:
             known = False
             continue
         held.update(cuts.layouts)
-        made += 1 + len(cuts.layouts)
-        if made >= CUTS_AT_A_TIME:
-            made = 0
-            await asyncio.sleep(0)
+        looked_at += len(cuts.layouts)
     if not known:
         return None
     return HeldLayouts(topic.topic_id, topic.newest, frozenset(held), frozenset(topic.partitions))

@@ -9,6 +9,7 @@ the refusals that were noted meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +21,16 @@ from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.runtime.disk import NAME_MAX, Disk
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.turns import in_turns, spent_in_parts
+from anabranch.server.partitions.producer_budget import expire_producers
 from anabranch.server.partitions.topic_settings import TopicSettings
 
 events = EventLogger("removed")
 SUFFIX = ".producers"
 LONG_NAMES = ".producers"
 """Holds the files of partitions whose name leaves no room for the suffix."""
+FORGOTTEN_AT_A_TIME = 100
+"""Partitions that are forgotten before other work has its turn: their files are looked for."""
 _ID_SIZE = 16
 Watcher = Callable[[UUID, Collection[int]], None]
 """Hears the id of a topic, and the numbers of its partitions that were removed."""
@@ -50,6 +55,8 @@ class RemovedPartitions:
         self._path = path
         self._disk = disk
         self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
+        self._saved: set[TopicPartition] = set()
+        """Those that may have a file: the disk is not asked about the others, of which there may be 100,000."""
         self._watchers: list[Watcher] = []
         files = [path / name for name in disk.names(path) if name.endswith(SUFFIX)]
         if disk.exists(path / LONG_NAMES):
@@ -64,7 +71,9 @@ class RemovedPartitions:
             except DecodeError as error:
                 events.warning("producers of a removed partition skipped", file=file, reason=error)
                 continue
-            self._tables[TopicPartition(topic, int(number))] = UUID(bytes=data[:_ID_SIZE]), table
+            name = TopicPartition(topic, int(number))
+            self._tables[name] = UUID(bytes=data[:_ID_SIZE]), table
+            self._saved.add(name)
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -96,6 +105,7 @@ class RemovedPartitions:
         """Make the table of a partition durable, unless it is empty. Blocks; OSError."""
         topic_id, table = self._tables[name]
         if len(table):
+            self._saved.add(name)
             self._disk.make_directory(self._file(name).parent)
             self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
 
@@ -106,21 +116,29 @@ class RemovedPartitions:
         except OSError as error:
             events.warning("file of a removed partition not deleted", partition=name, reason=error)
 
-    def forget_topic(self, topic: str) -> None:
-        """Forget all partitions of a topic that is deleted. OSError."""
-        for name in [name for name in self._tables if name.topic == topic]:
+    async def forget_topic(self, topic: str) -> None:
+        """Forget all partitions of a topic that is deleted; other work has its turn in between. OSError."""
+        async for name in in_turns([name for name in self._tables if name.topic == topic], FORGOTTEN_AT_A_TIME):
             self._forget(name)
 
-    def expire(self, now_ms: int, idle_max_ms: int) -> None:
-        """Forget producers that were idle for longer, and partitions without any producer left. OSError."""
-        for name, (_, table) in list(self._tables.items()):
-            table.expire(now_ms, idle_max_ms)
-            if not len(table):
-                self._forget(name)
+    async def expire(self, now_ms: int, idle_max_ms: int) -> None:
+        """Forget producers that were idle for longer, and partitions without any producer left. OSError.
+
+        Other work has its turn in between.
+        """
+        for some in spent_in_parts(list(self._tables.items()), FORGOTTEN_AT_A_TIME):
+            for name, held in some:
+                await expire_producers(held[1], now_ms, idle_max_ms)
+                if not len(held[1]) and self._tables.get(name) is held:  # And was not removed again meanwhile.
+                    self._forget(name)
+            await asyncio.sleep(0)
 
     def _forget(self, name: TopicPartition) -> None:
-        if self._tables.pop(name, None) is not None and self._disk.exists(self._file(name)):
+        if self._tables.pop(name, None) is None or name not in self._saved:
+            return
+        if self._disk.exists(self._file(name)):
             self._disk.unlink(self._file(name))
+        self._saved.discard(name)
 
     def _file(self, name: TopicPartition) -> Path:
         text = str(name)

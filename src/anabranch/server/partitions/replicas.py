@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -28,6 +28,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.syncs import Told
+from anabranch.runtime.turns import in_turns, spent_in_parts
 from anabranch.server.partitions.disk_space import DeletionRoom, DiskSpace
 from anabranch.server.partitions.opening import refusal
 from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
@@ -43,8 +44,6 @@ from anabranch.storage.log.open_files import OpenFiles
 
 events = EventLogger("replicas")
 RECOVERY_THREADS = 4
-ROLES_AT_A_TIME = 16
-"""Roles that are taken before other work has its turn; the file of a log's epochs is written for each."""
 COMMITTED_AT_A_TIME = 64
 """Partitions of which a sync is begun before other work has its turn."""
 DELETED_AT_A_TIME = 500
@@ -52,16 +51,10 @@ DELETED_AT_A_TIME = 500
 OPENED_AT_A_TIME = 32
 """Logs that a thread opens, and the loop takes over, in one go."""
 T = TypeVar("T")
+CONFIGURED_AT_A_TIME = 500
+"""Partitions that take new configs, or whose logs are let go of, before other work has its turn."""
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
-
-
-async def _in_steps(items: Iterable[T], at_a_time: int = ROLES_AT_A_TIME) -> AsyncIterator[T]:
-    """Yield items; other work has its turn in between."""
-    for place, item in enumerate(items, 1):
-        if place % at_a_time == 0:
-            await asyncio.sleep(0)
-        yield item
 
 
 class Replicas:
@@ -179,13 +172,13 @@ class Replicas:
 
     async def take_roles(self, order: SendLeaderAndIsr) -> dict[int, ErrorCode]:
         """Carry out a LeaderAndIsr; an error code for each partition."""
-        missing = [role async for role in _in_steps(order.roles) if self.get(order.topic, role.partition) is None]
+        missing = [role async for role in in_turns(order.roles) if self.get(order.topic, role.partition) is None]
         if missing:
             await self._open_all(order, missing)
         await self._sync_ahead(order)
         errors: dict[int, ErrorCode] = {}
         ended: list[Partition] = []
-        async for role in _in_steps(order.roles):
+        async for role in in_turns(order.roles):
             partition = self.get(order.topic, role.partition)
             if partition is None:
                 errors[role.partition] = ErrorCode.KAFKA_STORAGE_ERROR
@@ -210,7 +203,7 @@ class Replicas:
         fails here fails again after the change of roles, where it counts.
         """
         behind: list[Partition] = []
-        async for role in _in_steps(order.roles):
+        async for role in in_turns(order.roles):
             partition = self.get(order.topic, role.partition)
             if partition is None or partition.log.flushed >= partition.log.end or partition.offline_reason is not None:
                 continue
@@ -232,7 +225,7 @@ class Replicas:
 
     async def _commit_all(self, partitions: Sequence[Partition]) -> list[asyncio.Future[None]]:
         """Begin to make the records of partitions durable, as `commit`."""
-        return [self.commit(partition) async for partition in _in_steps(partitions, COMMITTED_AT_A_TIME)]
+        return [self.commit(partition) async for partition in in_turns(partitions, COMMITTED_AT_A_TIME)]
 
     def _take_role(self, partition: Partition, order: SendLeaderAndIsr, role: Role) -> Taken:
         if partition.offline_reason is not None:
@@ -266,7 +259,7 @@ class Replicas:
 
         await asyncio.gather(*(open_on() for _ in range(RECOVERY_THREADS)))
         if self._settings_of(order.topic) != settings:  # The configs were changed while the logs were opened.
-            self.apply_settings(order.topic)
+            await self.apply_settings(order.topic)
 
     async def _open_some(self, order: SendLeaderAndIsr, roles: Sequence[Role], settings: TopicSettings) -> None:
         names = [TopicPartition(order.topic, role.partition) for role in roles]
@@ -385,7 +378,7 @@ class Replicas:
         removed: dict[UUID, set[int]] = {}
         syncing: list[Partition] = []
         gone: list[PartitionLog] = []
-        async for number, leader_epoch in _in_steps(order.partitions, COMMITTED_AT_A_TIME):
+        async for number, leader_epoch in in_turns(order.partitions, COMMITTED_AT_A_TIME):
             partition = self.get(order.topic, number)
             if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
                 errors[number] = ErrorCode.NONE
@@ -408,19 +401,20 @@ class Replicas:
         self.removed.tell(removed)
         if syncing:  # A sync that ended later would note the log as one that is there.
             await asyncio.wait(await self._commit_all(syncing))
-        if held := [self._held[name] for name in doomed if name in self._held]:
+        if held := [it for name, it in self._held.items() if name.topic == order.topic and self.get(*name) is None]:
             await asyncio.wait(held)
-        for log in gone:  # Partition and log hold each other, and the log its share in the open files.
-            log.observe(Unobserved())
-            if isinstance(log, LocalLog):
-                log.segments.share_no_more()
-        for begin in range(0, len(doomed), DELETED_AT_A_TIME):
-            some = doomed[begin : begin + DELETED_AT_A_TIME]
-            failed = await self.in_thread(partial(self._delete_logs, order, some))
+        for some in spent_in_parts(gone, CONFIGURED_AT_A_TIME):
+            for log in some:  # Partition and log hold each other, and the log its share in the open files.
+                log.observe(Unobserved())
+                if isinstance(log, LocalLog):
+                    log.segments.share_no_more()
+            await asyncio.sleep(0)
+        for names in spent_in_parts(doomed, DELETED_AT_A_TIME):
+            failed = await self.in_thread(partial(self._delete_logs, order, names))
             for name, error in failed.items():
                 events.error("log not deleted", partition=name, reason=error)
                 errors[name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
-            for name in some:
+            for name in names:
                 if name not in failed:
                     self._unopened.discard(name)
                     self._closed.discard(name)
@@ -428,7 +422,7 @@ class Replicas:
                     errors[name.partition] = ErrorCode.NONE
         try:
             if order.topic_deleted:
-                self.removed.forget_topic(order.topic)
+                await self.removed.forget_topic(order.topic)
             # The checkpoint of a deleted log must not apply to a topic that is made again.
             await self.in_thread(self._checkpoints.save)
         except OSError as error:
@@ -484,14 +478,18 @@ class Replicas:
             self.removed.remember(name, topic_id, table)
         return table
 
-    def apply_settings(self, topic: str) -> None:
-        """The configs of a topic changed: its logs go on with the new ones."""
-        settings = self._settings_of(topic)
-        for partition in self.of_topic(topic):
-            partition.settings = settings
-            self._list_range_fetched(partition)
-            partition.log.configure(settings.log)
-            partition.changed()
+    async def apply_settings(self, topic: str) -> None:
+        """The configs of a topic changed: its logs go on with the new ones, all of them when this returns."""
+        partitions = self.of_topic(topic)
+        for begin in range(0, len(partitions), CONFIGURED_AT_A_TIME):
+            settings = self._settings_of(topic)  # As they are now: they may have changed in another's turn.
+            for partition in partitions[begin : begin + CONFIGURED_AT_A_TIME]:
+                if self.get(*partition.name) is partition:
+                    partition.settings = settings
+                    self._list_range_fetched(partition)
+                    partition.log.configure(settings.log)
+                    partition.changed()
+            await asyncio.sleep(0)
 
     # -- durability and upkeep ---------------------------------------------------------------------------------------
 
@@ -525,7 +523,7 @@ class Replicas:
                 events.error("retention or producer snapshot failed", partition=partition.name, exception=error)
             await asyncio.sleep(0)
         try:
-            self.removed.expire(now_ms, producer_idle_max_ms)
+            await self.removed.expire(now_ms, producer_idle_max_ms)
         except OSError as error:
             events.warning("producers of removed partitions not forgotten", reason=error)
 

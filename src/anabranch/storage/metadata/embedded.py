@@ -16,7 +16,7 @@ import itertools
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,9 +102,9 @@ class EmbeddedMetadataStore:
         """Return whether a node has this path."""
         return await self._run(self._database.exists, path)
 
-    async def existing(self, paths: Iterable[str]) -> frozenset[str]:
+    async def existing(self, paths: Collection[str]) -> frozenset[str]:
         """Choose the paths that have a node."""
-        return await self._run(self._database.existing, list(paths))
+        return await self._run(self._database.existing, paths)
 
     async def owner(self, path: str) -> int | None:
         """Read the session that an ephemeral node belongs to, None for a lasting node; NoNodeError."""
@@ -136,7 +136,7 @@ class EmbeddedMetadataStore:
 
     async def multi(self, operations: Sequence[Operation]) -> None:
         """Make all of these changes, in order, or none; the first that cannot be made raises its error."""
-        await self._change(self._database.multi, tuple(operations))
+        await self._change(self._database.multi, operations)
 
     async def copy_to(self, path: Path) -> None:
         """Keep a copy of the tree in the file at `path`, durably, if it has changed since the last one. OSError."""
@@ -218,8 +218,10 @@ class _Database:
     def exists(self, path: str) -> bool:
         return bool(self._execute("SELECT 1 FROM node WHERE path = ?", path))
 
-    def existing(self, paths: list[str]) -> frozenset[str]:
-        rows = self._execute("SELECT path FROM node WHERE path IN (SELECT value FROM json_each(?))", json.dumps(paths))
+    def existing(self, paths: Collection[str]) -> frozenset[str]:
+        rows = self._execute(
+            "SELECT path FROM node WHERE path IN (SELECT value FROM json_each(?))", json.dumps([*paths])
+        )
         return frozenset(row[0] for row in rows)
 
     def owner(self, path: str) -> int | None:

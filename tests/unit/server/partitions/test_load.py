@@ -20,7 +20,7 @@ from anabranch.server.partitions import load as load_module
 from anabranch.server.partitions.load import COST_PARTS, INTERVAL_MS, LoadSampling
 from anabranch.server.partitions.partition import Partition
 from tests.support.batches import make_keyed_batch
-from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
+from tests.support.replicas import NOW_MS, LocalReplicas
 
 
 class SteadyClock(Clock):
@@ -90,13 +90,13 @@ def test_topics_without_fetches_of_ranges_are_not_looked_at(tmp_path: Path) -> N
     world.run()
     assert (len(world.sampling), world.sampling.of(world.local[0])) == (0, UNOBSERVED)
     world.local.configs["accept.range.fetch"] = "true"
-    world.local.replicas.apply_settings(TOPIC)
+    world.local.apply_settings()
     world.run()
     world.append(100)
     world.run()
     assert world.records() == pytest.approx(100, rel=0.01)
     del world.local.configs["accept.range.fetch"]
-    world.local.replicas.apply_settings(TOPIC)
+    world.local.apply_settings()
     world.append(100)
     world.run()
     assert world.records() == pytest.approx(50, rel=0.01)  # Nothing is added.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -11,7 +13,7 @@ import pytest
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.runtime.disk import Disk
-from anabranch.server.partitions.removed import RemovedPartitions
+from anabranch.server.partitions.removed import FORGOTTEN_AT_A_TIME, RemovedPartitions
 from tests.support.replicas import TOPIC_ID
 
 NAME, OTHER = TopicPartition("a-topic", 3), TopicPartition("another", 3)
@@ -84,19 +86,19 @@ def test_a_deleted_topic_is_forgotten_whole(removed: RemovedPartitions, tmp_path
     for name in names:
         removed.remember(name, TOPIC_ID, table(5))
         removed.save(name)
-    removed.forget_topic(NAME.topic)
+    asyncio.run(removed.forget_topic(NAME.topic))
     assert [again(tmp_path).table(name, TOPIC_ID) is None for name in names] == [True, True, False]
 
 
 def test_idle_producers_go_and_with_the_last_one_the_partition(removed: RemovedPartitions, tmp_path: Path) -> None:
     removed.remember(NAME, TOPIC_ID, table(0, 50))
     removed.save(NAME)
-    removed.expire(101, 100)
+    asyncio.run(removed.expire(101, 100))
     left = removed.table(NAME, TOPIC_ID)
     assert left is not None
     assert left.known(0) is None
     assert left.known(1) is not None
-    removed.expire(151, 100)
+    asyncio.run(removed.expire(151, 100))
     assert removed.table(NAME, TOPIC_ID) is None
     assert len(again(tmp_path)) == 0
 
@@ -122,3 +124,53 @@ def test_a_name_that_leaves_no_room_for_a_suffix_is_kept_too(
     for name in names:
         removed.forget(name)
     assert len(again(tmp_path)) == 0
+
+
+def turns_beside(work: Coroutine[object, object, None]) -> int:
+    """Do work; how often another task of the loop had its turn meanwhile."""
+
+    async def story() -> int:
+        turns = 0
+
+        async def beside() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(beside())
+        await work
+        task.cancel()
+        return turns
+
+    return asyncio.run(story())
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_many_partitions_are_forgotten_in_turns_without_a_look_at_the_disk(
+    removed: RemovedPartitions, monkeypatch: pytest.MonkeyPatch, deleted: bool
+) -> None:
+    for number in range(2_000):
+        removed.remember(NAME._replace(partition=number), TOPIC_ID, table())
+    looked_at: list[Path] = []
+    monkeypatch.setattr(Disk, "exists", lambda _, path: looked_at.append(path))
+    turns = turns_beside(removed.forget_topic(NAME.topic) if deleted else removed.expire(101, 100))
+    assert (len(removed), looked_at) == (0, [])
+    assert turns >= 2_000 // FORGOTTEN_AT_A_TIME
+
+
+def test_a_partition_that_is_removed_again_while_others_are_forgotten_is_kept(removed: RemovedPartitions) -> None:
+    names = [NAME._replace(partition=number) for number in range(2 * FORGOTTEN_AT_A_TIME)]
+    for name in names:
+        removed.remember(name, TOPIC_ID, table())
+
+    async def story() -> None:
+        forgetting = asyncio.create_task(removed.expire(101, 100))
+        await asyncio.sleep(0)
+        assert len(removed) == FORGOTTEN_AT_A_TIME, "half of them are forgotten"
+        for name in names:
+            removed.remember(name, TOPIC_ID, table(200))
+        await forgetting
+
+    asyncio.run(story())
+    assert [removed.table(name, TOPIC_ID) is None for name in names] == [False] * len(names)

@@ -16,6 +16,7 @@ from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendSt
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.records.batch import TRANSACTIONAL, parse_header
 from anabranch.server.cluster.peers import retiring_ranges
+from anabranch.server.partitions import replicas
 from anabranch.server.partitions.partition import Partition
 from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
@@ -200,9 +201,46 @@ def test_changed_configs_reach_every_partition_and_its_readers(local: LocalRepli
     for number in (0, 1):
         local[number].watch(lambda number=number: changes.append(number))  # type: ignore[misc]
     local.configs["max.message.bytes"] = "123"
-    local.replicas.apply_settings(TOPIC)
+    local.apply_settings()
     assert [local[number].settings.message_size_max for number in (0, 1)] == [123, 123]
     assert changes == [0, 1]
+
+
+def test_configs_reach_many_partitions_in_turns_and_the_last_ones_win(
+    local: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "CONFIGURED_AT_A_TIME", 2)
+    local.resize(6)
+
+    async def story() -> None:
+        local.configs["max.message.bytes"] = "123"
+        applying = asyncio.create_task(local.replicas.apply_settings(TOPIC))
+        await asyncio.sleep(0)
+        sizes = [local[number].settings.message_size_max for number in range(6)]
+        assert sizes[:2] == [123] * 2 and 123 not in sizes[2:], "other work has its turn after two of them"
+        local.configs["max.message.bytes"] = "456"
+        await local.replicas.apply_settings(TOPIC)
+        await applying
+
+    local.runner.run(story())
+    assert [local[number].settings.message_size_max for number in range(6)] == [456] * 6
+
+
+def test_configs_do_not_reach_partitions_that_are_removed_meanwhile(
+    local: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "CONFIGURED_AT_A_TIME", 1)
+    local.resize(2)
+
+    async def story() -> None:
+        local.configs["accept.range.fetch"] = "true"
+        applying = asyncio.create_task(local.replicas.apply_settings(TOPIC))
+        await asyncio.sleep(0)
+        await local.replicas.stop(SendStopReplica(1, 1, 1, TOPIC, TOPIC_ID, ((1, -1),), topic_deleted=True))
+        await applying
+
+    local.runner.run(story())
+    assert [*local.replicas.range_fetched] == [local.name(0)]
 
 
 def test_configs_that_change_while_logs_are_opened_reach_the_new_partitions(local: LocalReplicas) -> None:
@@ -211,7 +249,7 @@ def test_configs_that_change_while_logs_are_opened_reach_the_new_partitions(loca
         await asyncio.sleep(0)
         assert local.replicas.get(TOPIC, 0) is None, "its log is being opened in a thread"
         local.configs.update({"max.message.bytes": "123", "retention.ms": "456"})
-        local.replicas.apply_settings(TOPIC)
+        await local.replicas.apply_settings(TOPIC)
         assert await taking == {0: OK}
 
     local.runner.run(story())
