@@ -87,6 +87,34 @@ def test_a_seek_back_closes_no_gate_and_a_reset_of_the_group_closes_all(shared: 
             assert read(consumer, 2) == ["new 1", "new 2"]
 
 
+def test_a_seek_past_a_closed_gate_opens_it_for_nobody(shared: BrokerProcess) -> None:
+    """What was sought was committed, and a commit behind a gate says that it was open."""
+    topic = group = "sought-past"
+    with Admin(shared.address) as admin:
+        admin.create_topics(topic, partitions=1)
+        admin.resize(topic, 2)
+        send(shared, topic, (MOVE, "old"), (STAY, "stays"))
+        admin.resize(topic, 1)
+        send(shared, topic, (MOVE, "skipped"))
+        with reader(shared, topic, group) as consumer:
+            assert sorted(read(consumer, 2)) == ["old", "stays"]
+            consumer.seek(topic, 1, 0)
+            consumer.pause((topic, 1))
+            consumer.commit()
+            consumer.seek_to_end((topic, 0))
+            assert not consumer.poll(0.1)
+            consumer.commit()
+            assert consumer.committed()[topic, 0].offset == 1
+            send(shared, topic, (MOVE, "new"))
+            assert not consumer.poll(CLOSED_S / 4)
+            consumer.resume((topic, 1))
+            assert read(consumer, 1) == ["old"]
+            consumer.commit()
+            assert read(consumer, 1) == ["new"]
+            consumer.commit()
+            assert consumer.committed()[topic, 0].offset == 3
+
+
 def test_no_gate_waits_for_aborted_records(shared: BrokerProcess) -> None:
     topic = group = "aborted"
     with Admin(shared.address) as admin:

@@ -133,7 +133,8 @@ class Commits:
 
     def processed(self, partitions: Iterable[TopicPartition] | None = None) -> Processed:
         """Return what is processed, of these partitions or of all, to be committed or given back."""
-        consumed = self._context.host.consumed()
+        passed_over = self._context.fetcher.is_sought_past_gate
+        consumed = {tp: at for tp, at in self._context.host.consumed().items() if not passed_over(tp)}
         wanted = consumed if partitions is None else {tp: consumed[tp] for tp in partitions if tp in consumed}
         to_commit = self._context.fetcher.to_commit
         shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}

@@ -98,6 +98,7 @@ def handed_out(state: FetchingState, part: Deliverable, offset: int, records_end
     assert part.start <= offset <= part.end
     read = progress(partition)
     partition.position = offset
+    partition.is_sought = False
     partition.handed_end = max(partition.handed_end, offset if records_end is None else records_end)
     topic = partition.topic
     _note_milestone(state, partition, part.start, offset)

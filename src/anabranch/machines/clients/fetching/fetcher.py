@@ -8,7 +8,7 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching import assigning, delivering, gating, receiving, requesting, sharing
-from anabranch.machines.clients.fetching.state import FetchingState
+from anabranch.machines.clients.fetching.state import FetchingState, Partition
 from anabranch.machines.clients.fetching.values import (
     LATEST,
     ConsumerWork,
@@ -104,7 +104,7 @@ class Fetcher:
         if partition is None or not partition.awaiting:
             return
         if offset is None:
-            self.seek_to_timestamp(tp, timestamp)
+            self._look_up(partition, timestamp)
         else:
             partition.forget()
             partition.stand(sharing.begin(partition, steps, offset))
@@ -318,15 +318,27 @@ class Fetcher:
         partition = self._state.partition(tp)
         partition.forget()
         partition.floor = partition.done = None
+        partition.is_sought = True
+        if partition.committed is None:
+            partition.reset_at = offset
         partition.stand(offset)
 
     def seek_to_timestamp(self, tp: TopicPartition, timestamp: int) -> None:
         """Set the position to the first record at or after a timestamp in ms, or to `EARLIEST` or `LATEST`."""
         partition = self._state.partition(tp)
+        partition.is_sought = True
+        self._look_up(partition, timestamp)
+
+    def _look_up(self, partition: Partition, timestamp: int) -> None:
         partition.forget()
         partition.floor = partition.done = None
         partition.position = None
         partition.wanted_timestamp = timestamp
+
+    def is_sought_past_gate(self, tp: TopicPartition) -> bool:
+        """Whether the application has sought a place behind a closed gate; to commit it would say that it was open."""
+        partition = self._state.find(tp)
+        return partition is not None and gating.is_sought_past_gate(partition)
 
     def pause(self, tp: TopicPartition) -> None:
         """Return no records of this partition; its position stays, and still counts for the gates of others."""

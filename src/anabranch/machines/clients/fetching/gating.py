@@ -9,10 +9,11 @@ outside of a member's share count as read as far as is known to be committed.
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
-this member's reset made it begin. A gate that opens by time counts what it waits on as read up to the offset it needs,
-and no further: a later gate waits again. What such a gate waits on is still needed: as soon as that position moves, the
-coordinator takes its word back, and the gate is closed. Where several closed gates wait on one partition, the next of
-them is what is needed: what the last one waits for may be behind the others.
+this member's reset made it begin; and a place behind a closed gate that the application has sought is not committed. A
+gate that opens by time counts what it waits on as read up to the offset it needs, and no further: a later gate waits
+again. What such a gate waits on is still needed: as soon as that position moves, the coordinator takes its word back,
+and the gate is closed. Where several closed gates wait on one partition, the next of them is what is needed: what the
+last one waits for may be behind the others.
 """
 
 from __future__ import annotations
@@ -182,6 +183,17 @@ def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
         return limit
     assert topic.view is not None
     return _begun(topic.view.lineage, number, partition.committed, limit)
+
+
+def is_sought_past_gate(partition: Partition) -> bool:
+    """Whether the application has sought a place behind a closed gate, and was handed nothing from there.
+
+    Where nothing is committed it is, all the same, what the group has to begin at.
+    """
+    if not partition.is_sought or partition.committed is None or partition.position is None:
+        return False
+    limit = limits(partition.topic).get(partition.number)
+    return limit is not None and limit < partition.position
 
 
 def _steps(partition: Partition) -> list[tuple[Interval, int]]:

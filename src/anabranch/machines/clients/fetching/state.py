@@ -62,6 +62,8 @@ class Partition:
     """The first position: it counts as read up to here while nothing is committed."""
     reset_at: int = 0
     """Where a lookup made it begin, as nothing was committed."""
+    is_sought: bool = False
+    """Whether the application has set the position, and was handed nothing from there."""
     handed_end: int = 0
     """The offset after the last record handed out."""
     flushed: int = 0

@@ -84,6 +84,24 @@ def test_records_that_a_seek_skipped_are_not_read() -> None:
     assert fetcher.needs() == {P0: 10}
 
 
+def test_a_place_behind_a_closed_gate_that_was_sought_is_no_progress() -> None:
+    fetcher = member(SHRANK, p0=0, p1=0)
+    hand_out(fetcher, P0, 20)
+    fetcher.committed(P0, 15)
+    assert not fetcher.is_sought_past_gate(P0)
+    fetcher.seek(P0, 20)
+    assert not fetcher.is_sought_past_gate(P0), "it stops there anyhow"
+    fetcher.seek(P0, 25)
+    assert fetcher.is_sought_past_gate(P0) and 0 not in spans(fetcher)
+    fetcher.committed(P1, 5)
+    assert not fetcher.is_sought_past_gate(P0), "the gate is open"
+    fetcher = member(SHRANK, p0=0, p1=0)
+    fetcher.seek(P0, 25)
+    assert not fetcher.is_sought_past_gate(P0), "the group begins there"
+    fetcher.committed(P0, 25)
+    assert 0 not in spans(fetcher)
+
+
 def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_out() -> None:
     fetcher = member(GREW, p0=10, p1=0)
     assert fetcher.needs() == {}
