@@ -60,6 +60,11 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
     assert send(rig.broker, place, kind, COUNT, rig.topic_id) > 0
 
 
+@pytest.mark.parametrize("place", [Place(1, 4, ("topics", "partitions")), Place(9, 7, ("topics",))], ids=str)
+def test_the_longest_request_takes_short_steps(rig: Rig, place: Place) -> None:
+    assert send(rig.broker, place, DIFFERING, 1 << 30, rig.topic_id) > 0
+
+
 def test_all_that_a_group_has_committed_is_answered_in_short_steps(rig: Rig) -> None:
     parts = [OffsetCommitRequestPartition(partition_index=it, committed_offset=it) for it in range(PARTITIONS)]
     with WireClient(rig.broker.port, TIMEOUT_S) as client:

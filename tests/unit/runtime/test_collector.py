@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from anabranch.runtime.collector import OLDEST, THRESHOLDS, WAIT_MAX_S, Collector, collector_paused
+from anabranch.runtime.collector import OLDEST, THRESHOLDS, WAIT_MAX_S, YOUNGEST, Collector, collector_paused
 
 BLOCKS = 200_000
 """Of memory, in a small process."""
@@ -95,6 +95,41 @@ def test_few_objects_are_looked_at_whenever_the_oldest_generation_is_collected(c
         gc.callbacks.remove(note)
     assert len(kept) == 100_000 and len(looked_at) > 3
     assert max(looked_at) <= 20_000
+
+
+def test_young_objects_do_not_gather_where_as_many_others_are_freed(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.runtime.collector.YOUNG_INTERVAL_S", 0.001)
+    others = [Node() for _ in range(30_000)]
+    gc.collect()
+    kept: list[Node] = []
+
+    async def story() -> int:
+        running = asyncio.create_task(collector.run(lambda: False))
+        young = 0
+        while others:
+            for _ in range(1_000):
+                kept.append(Node())
+                others.pop()
+            young = max(young, len(gc.get_objects(YOUNGEST)))
+            await asyncio.sleep(0.003)
+        running.cancel()
+        return young
+
+    assert asyncio.run(story()) < 10_000
+    assert len(kept) == 30_000
+
+
+@pytest.mark.parametrize(("looked_max_s", "set_aside"), [(0.0, True), (10.0, False)])
+def test_survivors_that_took_long_to_look_at_are_not_looked_at_again(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch, looked_max_s: float, set_aside: bool
+) -> None:
+    gc.collect()
+    monkeypatch.setattr("anabranch.runtime.collector.LOOKED_MAX_S", looked_max_s)
+    kept = [Node() for _ in range(400)]
+    gc.collect(YOUNGEST)
+    assert (len(gc.get_objects(1)) < len(kept)) is set_aside
 
 
 def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_when_nobody_waits(

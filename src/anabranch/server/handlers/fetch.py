@@ -26,7 +26,7 @@ from anabranch.protocol.messages.fetch import (
 from anabranch.runtime.loop_steps import timed
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.claims import handle_claims, has_claims
-from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended
+from anabranch.server.partitions.fetch_sessions import FetchContext, Key, Target, ended, keep_last
 from anabranch.server.partitions.fetching import PARTITION_SIZE, Fetch, PartitionRead
 
 READ_COMMITTED = 1
@@ -51,7 +51,9 @@ def handle_fetch(
         part = FetchPart()
         handled = _handled_in_steps(broker, request, call, targets, reads, part)
         return _then_freed(broker, handled, (targets, reads), part)
-    context = ended(_begin(broker, request, call, _targets(request), _forgotten(request, call)))
+    asked = _targets(request)
+    keep_last(asked)
+    context = ended(_begin(broker, request, call, asked, _forgotten(request, call)))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)
     fetch = _fetch(broker, request, context)
@@ -160,7 +162,9 @@ async def _handled_in_steps(
     await _take_turn(broker, request, part)
     memory = broker.fetches.memory
     await _target_in_steps(memory, request, targets, part)  # Nothing of the message is left in this frame by it.
-    forgotten = await asyncio.get_running_loop().run_in_executor(None, _forgotten, request, call)
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, keep_last, targets)
+    forgotten = await loop.run_in_executor(None, _forgotten, request, call)
     context = await _in_steps(_begin(broker, request, call, targets, forgotten))
     if isinstance(context, ErrorCode):
         return FetchResponse(error_code=context, session_id=0)

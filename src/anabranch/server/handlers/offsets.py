@@ -167,12 +167,24 @@ def _maybe_large(answers: list[OffsetFetchResponseGroup], call: RequestContext) 
 
 async def _fetched_in_steps(broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext) -> Large:
     """As `handle_offset_fetch`, for so many partitions that other work must have its turn meanwhile."""
-    loop = asyncio.get_running_loop()
+    spent: list[OffsetFetchRequestGroup] = []
+    try:
+        return await _fetched_of(broker, request, call, spent)
+    finally:
+        asyncio.get_running_loop().run_in_executor(None, spent.clear)  # So many objects take long to be freed, too.
+
+
+async def _fetched_of(
+    broker: BrokerContext, request: OffsetFetchRequest, call: RequestContext, spent: list[OffsetFetchRequestGroup]
+) -> Large:
+    """Fetch in steps; the questions that are made are put into `spent`."""
+    spent += await asyncio.get_running_loop().run_in_executor(None, _groups, request, call)
     answers: list[OffsetFetchResponseGroup] = []
-    for asked in await loop.run_in_executor(None, _groups, request, call):
+    for asked in [*spent]:
         everything = asked.topics is None
         try:
             group = await _all_of(broker, asked, call) if everything else asked
+            spent.append(group)
         except ApiError as error:
             answers.append(_refused(asked, error))
             continue

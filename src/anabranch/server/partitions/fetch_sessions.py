@@ -270,8 +270,10 @@ class FetchSessions:
         now_ms: int,
     ) -> FetchContext | ErrorCode:
         """Take a fetch into its session; FETCH_SESSION_ID_NOT_FOUND or another error where it does not fit."""
+        once = [*targets]
+        keep_last(once)
         return ended(
-            self.begin_in_steps(session_id, epoch, targets, forgotten, uses_topic_ids=uses_topic_ids, now_ms=now_ms)
+            self.begin_in_steps(session_id, epoch, once, forgotten, uses_topic_ids=uses_topic_ids, now_ms=now_ms)
         )
 
     def begin_in_steps(
@@ -284,19 +286,17 @@ class FetchSessions:
         uses_topic_ids: bool,
         now_ms: int,
     ) -> Generator[None, None, FetchContext | ErrorCode]:
-        """As `begin`; other work may have its turn after every CHANGES_AT_A_TIME partitions."""
+        """As `begin` with targets that differ; other work may have its turn after every CHANGES_AT_A_TIME of them."""
         if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._end(session_id)
-            once: dict[Key, Target] = {}
             made = Session(0, uses_topic_ids, created_ms=now_ms, used_ms=now_ms)
-            for some in _stretches(targets):
-                for target in some:
-                    once[target.key] = target
-                    if epoch == INITIAL_EPOCH:
+            if epoch == INITIAL_EPOCH:
+                for some in _stretches(targets):
+                    for target in some:
                         made.put(target)
-                yield
+                    yield
             kept = self._keep(made, now_ms) if len(made) else None
-            return FetchContext(list(once.values()), kept, incremental=False)
+            return FetchContext(targets, kept, incremental=False)
         session = self._sessions.get(session_id)
         if session is None:
             return ErrorCode.FETCH_SESSION_ID_NOT_FOUND
@@ -374,6 +374,13 @@ class FetchSessions:
                 return False
         self._evict_one(oldest)
         return True
+
+
+def keep_last(targets: list[Target]) -> None:
+    """Keep of the targets of one partition the last one, in the place of the first."""
+    once = {target.key: target for target in targets}
+    if len(once) < len(targets):
+        targets[:] = once.values()
 
 
 def ended(begun: Generator[None, None, FetchContext | ErrorCode]) -> FetchContext | ErrorCode:
