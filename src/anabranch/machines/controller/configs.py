@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS
-from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX, SEGMENT_SIZE_MIN
+from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX, SEGMENT_AGE_MIN_MS, SEGMENT_SIZE_MIN
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Accepted,
@@ -472,9 +472,14 @@ def message_size_max(broker_settings: BrokerSettings) -> int:
     return int(broker_settings.static.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
 
 
-def segment_size_min(broker_settings: BrokerSettings) -> int:
-    """The least value of `segment.bytes`: with smaller ones a client could have a file made for each of its batches."""
-    return int(broker_settings.static.get("log.segment.min.bytes", SEGMENT_SIZE_MIN))
+_SEGMENTS_MIN = (
+    ("segment.bytes", "log.segment.min.bytes", SEGMENT_SIZE_MIN),
+    ("segment.ms", "log.roll.min.ms", SEGMENT_AGE_MIN_MS),
+)
+"""Configs, the settings that are their least values, and the defaults of these.
+
+With smaller ones a client could have a file made for each of its batches, or in each millisecond.
+"""
 
 
 def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings = NOT_SET) -> Refused | None:
@@ -493,13 +498,14 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings
             f"The config 'max.message.bytes' ({overrides['max.message.bytes']}) must not be above the broker's "
             f"socket.request.max.bytes ({largest}): no request could bring such a batch.",
         )
-    smallest = segment_size_min(broker_settings)
-    if int(overrides.get("segment.bytes", smallest)) < smallest:
-        return Refused(
-            ErrorCode.INVALID_CONFIG,
-            f"The config 'segment.bytes' ({overrides['segment.bytes']}) must not be below the broker's "
-            f"log.segment.min.bytes ({smallest}): every segment is a file.",
-        )
+    for name, setting, default in _SEGMENTS_MIN:
+        smallest = int(broker_settings.static.get(setting, default))
+        if int(overrides.get(name, smallest)) < smallest:
+            return Refused(
+                ErrorCode.INVALID_CONFIG,
+                f"The config {name!r} ({overrides[name]}) must not be below the broker's {setting} ({smallest}): every "
+                "segment is a file.",
+            )
     least, most = (
         int(overrides.get(name, TOPIC_CONFIGS[name].default))
         for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")

@@ -81,6 +81,8 @@ class DeletionRoom:
         self._in_thread = in_thread
         self._deletions = 0
         """Those that have the reserve."""
+        self._failing: set[str] = set()
+        """What failed at the last attempt: it is logged when that begins."""
 
     @asynccontextmanager
     async def taken(self, *, needed: bool = True) -> AsyncIterator[None]:
@@ -110,5 +112,8 @@ class DeletionRoom:
     async def _try(self, work: Callable[[], None], failure: str) -> None:
         try:
             await self._in_thread(work)
+            self._failing.discard(failure)
         except OSError as error:
-            events.warning(failure, reason=error)
+            if failure not in self._failing:
+                events.warning(failure, reason=error)
+            self._failing.add(failure)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.base.limits import DISK_FREE_SIZE_MIN, PRODUCERS_SIZE_MAX
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
@@ -35,6 +35,7 @@ from anabranch.server.partitions.partition import Counter, Folded, Partition, fo
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
+from anabranch.server.partitions.upkeep_failures import UpkeepFailures
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog, Unobserved
 from anabranch.storage.log.group_commit import GroupCommit
@@ -85,9 +86,7 @@ class Replicas:
         self.age = PatientTime(clock)
         """The time by which records are old."""
         self._metrics = metrics
-        self._upkeep_failures = metrics.counter(
-            "anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."
-        )
+        self._upkeep_failures = UpkeepFailures(metrics, clock)
         self._settings_of = settings_of
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
@@ -515,13 +514,11 @@ class Replicas:
             try:
                 await expire_producers(partition.table, now_ms, producer_idle_max_ms)
                 await self._delete_expired(partition, old_by_ms)
-            except (OSError, OfflineLogError, DecodeError) as error:
-                self._upkeep_failures.add()
-                events.warning("retention or producer snapshot failed", partition=partition.name, reason=error)
-            except Exception as error:  # A defect, which concerns this partition alone.
-                self._upkeep_failures.add()
-                events.error("retention or producer snapshot failed", partition=partition.name, exception=error)
+                self._upkeep_failures.succeeded(partition.name)
+            except Exception as error:  # Also a defect, which concerns this partition alone.
+                self._upkeep_failures.failed(partition.name, error)
             await asyncio.sleep(0)
+        self._upkeep_failures.forget(lambda name: self.get(*name) is None)
         try:
             await self.removed.expire(now_ms, producer_idle_max_ms)
         except OSError as error:

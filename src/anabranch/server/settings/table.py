@@ -109,6 +109,12 @@ class Settings:
     log_roll_ms: int = setting(
         "log.roll.ms", Between(1, INT64_MAX), 7 * 24 * 3600 * 1000, "Age at which a new log segment is begun."
     )
+    log_roll_min_ms: int = setting(
+        "log.roll.min.ms",
+        Between(1, INT64_MAX),
+        limits.SEGMENT_AGE_MIN_MS,
+        "The least segment.ms of a topic, and the least log.roll.ms; every segment is a file.",
+    )
     log_index_interval_bytes: int = setting(
         "log.index.interval.bytes", Between(0, INT32_MAX), 4096, "Bytes of log between two entries of its index."
     )
@@ -614,6 +620,7 @@ class Settings:
 _ASCENDING = (
     ("message_max_bytes", "socket_request_max_bytes"),
     ("log_segment_min_bytes", "log_segment_bytes"),
+    ("log_roll_min_ms", "log_roll_ms"),
     ("log_segment_min_bytes", "offsets_topic_segment_bytes"),
     ("log_segment_min_bytes", "transaction_state_log_segment_bytes"),
     ("log_segment_min_bytes", "individual_commit_log_segment_bytes"),

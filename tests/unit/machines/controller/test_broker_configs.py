@@ -57,7 +57,7 @@ def test_settings_are_set_taken_back_and_changed_item_by_item() -> None:
 )
 def test_what_cannot_be_is_refused(change: Change, code: ErrorCode, words: str) -> None:
     state = ControllerState()
-    refused = alter(state, ("log.roll.ms", SET, "5"), change)
+    refused = alter(state, ("log.roll.ms", SET, "5000"), change)
     assert refused is not None
     assert refused.code is code
     assert words in refused.message
@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused(change: Change, code: ErrorCode, words: str) 
 
 
 def test_a_setting_is_given_once() -> None:
-    refused = alter(ControllerState(), ("log.roll.ms", SET, "5"), ("log.roll.ms", DELETE, None))
+    refused = alter(ControllerState(), ("log.roll.ms", SET, "5000"), ("log.roll.ms", DELETE, None))
     assert refused is not None
     assert "more than once" in refused.message
 

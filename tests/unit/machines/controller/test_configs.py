@@ -228,3 +228,14 @@ def test_small_segments_are_refused_with_the_setting_that_says_so() -> None:
     lower = BrokerSettings(static={"log.segment.min.bytes": "100"})
     assert refuse_configs({"segment.bytes": "100"}, lower) is None
     assert refuse_configs({"segment.bytes": "99"}, lower) is not None
+
+
+def test_segments_that_would_be_files_of_a_moment_are_refused_with_the_setting_that_says_so() -> None:
+    short = refuse_configs({"segment.ms": "999"})
+    assert short is not None
+    assert short.code is ErrorCode.INVALID_CONFIG
+    assert "log.roll.min.ms (1000)" in short.message
+    assert refuse_configs({"segment.ms": "1000"}) is None
+    lower = BrokerSettings(static={"log.roll.min.ms": "7"})
+    assert refuse_configs({"segment.ms": "7"}, lower) is None
+    assert refuse_configs({"segment.ms": "6"}, lower) is not None

@@ -135,7 +135,9 @@ def _set(name: str, value: str) -> ConfigChange:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "create": lambda it: it.create_topic(CreateTopic("new", UUID(int=2), 3, configs={"segment.ms": "7"}), TIMEOUT_MS),
+    "create": lambda it: it.create_topic(
+        CreateTopic("new", UUID(int=2), 3, configs={"segment.ms": "7000"}), TIMEOUT_MS
+    ),
     "create internal": lambda it: it.create_internal_topic(
         CreateTopic("__consumer_offsets", UUID(int=2), 2), TIMEOUT_MS
     ),
@@ -144,7 +146,7 @@ COMMANDS: Mapping[str, Command] = {
     "grow": lambda it: it.resize_topic(ResizeTopic("there", 6), TIMEOUT_MS),
     "shrink": lambda it: it.resize_topic(ResizeTopic("there", 2), TIMEOUT_MS),
     "alter configs": lambda it: it.alter_configs(AlterConfigs("there", [_set("retention.ms", "5")]), TIMEOUT_MS),
-    "replace configs": lambda it: it.replace_configs(ReplaceConfigs("there", {"segment.ms": "5"}), TIMEOUT_MS),
+    "replace configs": lambda it: it.replace_configs(ReplaceConfigs("there", {"segment.ms": "5000"}), TIMEOUT_MS),
     "cancel": lambda it: it.cancel_resize("there"),
     "alter group configs": lambda it: it.alter_group_configs(AlterGroupConfigs("g", [_set(SESSION_TIMEOUT, "50000")])),
 }

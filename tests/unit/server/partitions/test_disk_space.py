@@ -118,6 +118,14 @@ def test_the_reserve_is_made_again_when_no_deletion_uses_it(caplog: pytest.LogCa
         async with room.taken():
             reserve.done.append("deleted")
         assert reserve.done[-1] == "deleted", "its own error tells what is wrong"
+        assert len(caplog.records) == 2
+        for _ in range(2):
+            await room.keep_reserve()
+        assert len(caplog.records) == 2, "a failure that lasts is told once"
+        reserve.fails = False
+        await room.keep_reserve()
+        reserve.fails = True
+        await room.keep_reserve()
 
     asyncio.run(story())
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 3
