@@ -12,6 +12,7 @@ from anabranch.machines.clients.fetching.gating import progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import EARLIEST, TopicView
 from anabranch.machines.clients.key_ranges import KeyRanges
+from anabranch.machines.lineage import Lineage
 
 Shares = Mapping[TopicPartition | str, KeyRanges]
 """By partition, or by topic for all its partitions, the places of the key space that are read."""
@@ -116,6 +117,8 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
     known = topic.view
     if known is not None and NO_TOPIC_ID not in (known.topic_id, view.topic_id) and known.topic_id != view.topic_id:
         _begin_recreated(topic)
+    elif known is not None and topic.granted:
+        _drop_folded(topic, known.lineage, view.lineage)
     topic.view, topic.limits, topic.gated = view, None, {}
     topic.asked = topic.stale = False
     if topic.follow:
@@ -126,6 +129,16 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
         state.ask_later(topic, now_ms)
     else:
         topic.failures = 0
+
+
+def _drop_folded(topic: Topic, before: Lineage, after: Lineage) -> None:
+    """Drop fetched records of layouts of which no log holds a record any more: what they wait for, nobody can tell."""
+    for partition in topic.partitions.values():
+        position = partition.position
+        if partition.held and position is not None and before.layout_at(partition.number, position) < after.first:
+            partition.forget()
+            partition.fetch_offset = position
+            partition.ask_from_here()
 
 
 def _begin_recreated(topic: Topic) -> None:

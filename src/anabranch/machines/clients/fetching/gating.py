@@ -5,7 +5,8 @@ of this member: the committed offset, and what follows without a record for the 
 other members' partitions the coordinator tells. Where nothing is committed, the first position of the owner counts.
 Without a group, records count as read when the application asks for the next ones, and unassigned partitions are read.
 So are the keys outside of a share: gates are those of the share's keys alone (keyspace.md, section 4). In a group, keys
-outside of a member's share count as read as far as is known to be committed.
+outside of a member's share count as read as far as is known to be committed. What was deleted counts as read, but for
+what this member has fetched before: it is handed out.
 
 A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
 count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
@@ -81,7 +82,14 @@ def _counts(partition: Partition, base: int) -> int:
         """Return the next record's offset where the fetches have shown that none is left before it."""
         return partition.position if offset >= partition.handed_end else None
 
-    return read_up_to(committed, partition.log_start, next_record)
+    return read_up_to(committed, _gone_below(partition), next_record)
+
+
+def _gone_below(partition: Partition) -> int:
+    """Below where nothing is handed out any more: not the log start while records are kept that lie below it."""
+    if partition.held and partition.position is not None:
+        return min(partition.log_start, partition.position)
+    return partition.log_start
 
 
 def _by_key(partition: Partition) -> Frontier:

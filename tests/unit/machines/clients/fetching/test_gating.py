@@ -116,9 +116,33 @@ def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_ou
 def test_the_log_start_counts_as_read_where_the_rest_was_deleted() -> None:
     fetcher = member(GREW, p0=0, p1=0)
     fetcher.committed(P0, 0)
-    fetcher._state.partition(P0).log_start = 10
+    partition = fetcher._state.partition(P0)
+    partition.log_start = 10
+    partition.held.clear()
     fetcher.told(P1, 0)
     assert fetcher.needs() == {}
+
+
+def test_records_that_were_fetched_before_they_were_deleted_are_not_read() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.committed(P0, 0)
+    fetcher._state.partition(P0).log_start = 20
+    fetcher.told(P1, 0)
+    assert spans(fetcher) == {0: (0, 30)} and fetcher.needs() == {P0: 10}
+    hand_out(fetcher, P0, 5)
+    assert fetcher.needs() == {P0: 10}
+    hand_out(fetcher, P0, 10)
+    assert fetcher.needs() == {} and spans(fetcher)[1] == (0, 30)
+
+
+def test_fetched_records_of_layouts_that_are_folded_away_are_dropped() -> None:
+    folded = view(Lineage.of_ends(1, (2,), (), first=1))
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.topic_known(folded, 0)
+    assert spans(fetcher) == {1: (0, 30)} and fetcher._state.partition(P0).fetch_offset == 0
+    fetcher = member(GREW, p0=10, p1=0)
+    fetcher.topic_known(folded, 0)
+    assert spans(fetcher) == {0: (10, 30), 1: (0, 30)}
 
 
 def test_the_coordinators_word_opens_a_gate_on_an_own_partition_too() -> None:
