@@ -526,12 +526,12 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         """Add to a decision about a classic group what follows for its positions."""
         self._drop_vacant(group)
         draft: Draft[CoordinatorRecord] = Draft()
-        draft.add(outcome)
+        draft.write(*outcome.records)
         if outcome.records:
             self.settling.subscribed(group, draft, now_ms)
         if not getattr(outcome.reply, "error_code", 0):
             self.keeper.ring(draft, group.group_id, now_ms, members_moved=True)
-        return draft.outcome(outcome.reply)
+        return outcome.followed_by(draft)
 
     def _known(self, group: Group | None, group_id: str, member_id: str) -> ConsumerGroup:
         if not isinstance(group, ConsumerGroup):

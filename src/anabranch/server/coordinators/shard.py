@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
-from anabranch.machines.outcome import Outcome, Parked, SetTimer
+from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
@@ -28,6 +28,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies
+from anabranch.server.coordinators.follow_ups import FollowUps
 from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, Slice, fetched
@@ -144,6 +145,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._find_beside = beside
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
         self._timers = Timers(self.now_ms, self._on_timer)
+        self._follow_ups = FollowUps(self._order_timer, self._answer_parked)
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
@@ -240,11 +242,6 @@ class Shard(Generic[MachineT, RecordT]):
             except Exception as error:
                 self._fail("a record could not be applied", error)
                 raise
-        for timer in outcome.timers:
-            if isinstance(timer, SetTimer):
-                self._timers.set(timer.key, timer.at_ms)
-            else:
-                self._timers.cancel(timer.key)
         reply = outcome.reply
         if isinstance(reply, Parked):
             reply = self._park(reply.ticket)
@@ -252,11 +249,19 @@ class Shard(Generic[MachineT, RecordT]):
             reply = self._durable.when(reply)
         for effect in outcome.effects:
             self._perform_when_durable(effect)
-        for answer in outcome.answers:
-            parked = self._parked.pop(answer.ticket, None)
-            if parked is not None and not parked.done():
-                self._durable.give(parked, answer.reply)
+        self._follow_ups.carry_out(outcome.timers, outcome.answers)
         return reply
+
+    def _order_timer(self, order: SetTimer | CancelTimer) -> None:
+        if isinstance(order, SetTimer):
+            self._timers.set(order.key, order.at_ms)
+        else:
+            self._timers.cancel(order.key)
+
+    def _answer_parked(self, answer: ParkedReply) -> None:
+        parked = self._parked.pop(answer.ticket, None)
+        if parked is not None and not parked.done():
+            self._durable.give(parked, answer.reply)
 
     def _append(self, batch: bytearray, now_ms: int) -> None:
         partition = self.partition
@@ -368,7 +373,7 @@ class Shard(Generic[MachineT, RecordT]):
     def _on_timer(self, key: Hashable) -> None:
         if key is _RELOAD:
             self.load_soon()
-        else:
+        elif not self._follow_ups.holds(key):
             self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
 
     def _decide_alone(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
@@ -520,6 +525,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._durable.beside.partition.unwatch(self._on_changed)
             self._durable.beside = None
         self._timers.cancel_all()
+        self._follow_ups.drop()
         parked, self._parked = self._parked, {}
         for future in parked.values():
             _refuse(future, state)

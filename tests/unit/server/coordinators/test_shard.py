@@ -21,6 +21,7 @@ from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Counter
+from anabranch.server.coordinators import follow_ups
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.shard import RecordCodec, Shard, ShardState
 from anabranch.server.partitions.partition import Partition
@@ -135,6 +136,31 @@ class World:
         self.shard.unload()
         await self.commits.drain()
         self.commits.close()
+
+
+def test_a_timer_of_which_a_later_order_is_still_to_be_carried_out_does_not_ring(tmp_path: Path) -> None:
+    many = follow_ups.AT_A_TIME + 1
+
+    async def story(world: World) -> None:
+        await world.shard.load()
+        last = many - 1
+
+        async def order(in_ms: int) -> None:
+            def decide(toy: Toy, now_ms: int) -> Outcome[None, Pair]:
+                return Outcome(None, timers=tuple(SetTimer(number, now_ms + in_ms) for number in range(many)))
+
+            await world.shard.submit(decide)
+
+        await order(60_000)
+        assert world.shard._follow_ups.holds(last)
+        world.shard._on_timer(last)
+        world.shard._on_timer("free")
+        assert world.shard.machine.woken == ["free"]
+        await asyncio.sleep(0)
+        world.shard._on_timer(last)
+        assert world.shard.machine.woken == ["free", last]
+
+    play(World(tmp_path), story)
 
 
 def play(world: World, story: Callable[[World], Awaitable[None]]) -> None:

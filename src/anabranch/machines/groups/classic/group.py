@@ -18,7 +18,7 @@ generation with its assignment; emptied: the record of a generation without memb
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -114,6 +114,11 @@ class ClassicMember:
     def metadata(self, protocol_name: str | None) -> bytes:
         """The member's metadata for this protocol."""
         return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
+
+    @property
+    def protocol_names(self) -> Collection[str]:
+        """The names of the protocols, each once."""
+        return self.protocols[0][:1] if len(self.protocols) == 1 else {name for name, _ in self.protocols}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +218,7 @@ class ClassicGroup:
         if former is not None:
             self._uncount(former)
         self.members[member.member_id] = member
-        self.supported.update({name for name, _ in member.protocols})
+        self.supported.update(member.protocol_names)
         if member.instance_id is not None:
             self.static[member.instance_id] = member.member_id
         if self.leader is None:
@@ -249,7 +254,7 @@ class ClassicGroup:
         self.connections.pop(member_id, None)
 
     def _uncount(self, member: ClassicMember) -> None:
-        for name in {name for name, _ in member.protocols}:
+        for name in member.protocol_names:
             self.supported[name] -= 1
             if not self.supported[name]:
                 del self.supported[name]
@@ -335,14 +340,15 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
         assert value.generation == group.generation
         return group
     known = group.members
-    group.members, group.static, group.supported = {}, {}, Counter()
     group.generation = value.generation
     group.protocol_type = value.protocol_type or None
     group.protocol_name = value.protocol
     group.leader = value.leader
-    for stored in value.members:
-        group.put(_restored(stored, value.protocol or "", known.get(stored.member_id)))
-    group.leader = value.leader
+    protocol_name = value.protocol or ""
+    made = [_restored(stored, protocol_name, known.get(stored.member_id)) for stored in value.members]
+    group.members = {member.member_id: member for member in made}  # As `put` does, and in half the time.
+    group.static = {member.instance_id: member.member_id for member in made if member.instance_id is not None}
+    group.supported = Counter(name for member in made for name in member.protocol_names)
     return group
 
 
