@@ -142,6 +142,37 @@ def test_a_turn_is_over_after_a_frame_that_takes_long() -> None:
     run(scenario)
 
 
+class BusyPeer(Peer):
+    def on_frame(self, frame: memoryview) -> None:
+        super().on_frame(frame)
+        time.sleep(FRAMES_TURN_S / 8)
+
+
+def test_the_turns_of_many_channels_are_shorter_than_those_of_few() -> None:
+    async def scenario() -> None:
+        pool = BufferPool(1 << 24)
+        many = [BusyPeer(landing=1 << 20, pool=pool) for _ in range(60)]
+        for peer in many:
+            await peer.send(b"".join(map(frame, [b"busy"] * 60)))
+        await asyncio.sleep(0.01)
+        assert pool.turns == len(many), "all of them have more"
+        before = sum(len(peer.frames) for peer in many)
+        other = Peer(pool=pool)
+        await other.send(frame(b"x"))
+        while not other.frames:
+            await asyncio.sleep(0)
+        rounds = 3
+        assert sum(len(peer.frames) for peer in many) - before <= rounds * 2 * len(many)
+        for peer in many:
+            await peer.until(lambda peer=peer: len(peer.frames) == 60)
+        assert pool.turns == 0
+        for each in (*many, other):
+            each.channel.close()
+            each.sock.close()
+
+    run(scenario)
+
+
 def test_a_channel_that_is_paused_or_closed_between_its_turns_hands_over_no_more() -> None:
     async def scenario() -> None:
         sent = b"".join(frame(b"%d" % number) for number in range(200)) + b"\0\0"

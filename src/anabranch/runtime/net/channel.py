@@ -28,7 +28,9 @@ READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 FRAMES_PER_TURN_MAX = 16
 """The frames one channel may hand over before the other channels have their turn, however small they are."""
 FRAMES_TURN_S = 0.0005
-"""After so long it is the others' turn, too: a hundred channels keep another one waiting for 50 ms."""
+"""After so long it is the others' turn, too."""
+FRAMES_ROUND_S = 0.005
+"""The turns of all channels that have more frames than their turn takes, together; but each hands over one frame."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
@@ -176,7 +178,7 @@ class FrameChannel:
             return
         self._paused = False
         if self._kept is not None and not self._consuming:
-            self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
+            self._consume_soon()
         else:
             self._read_on()
 
@@ -251,7 +253,8 @@ class FrameChannel:
         """Hand over whole frames in `data`, as many as one turn may; return the bytes that are done with."""
         position = 0
         end = len(data)
-        turn, turn_end = FRAMES_PER_TURN_MAX, perf_counter() + FRAMES_TURN_S
+        turn_s = min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + self._pool.turns))
+        turn, turn_end = FRAMES_PER_TURN_MAX, perf_counter() + turn_s
         self._consuming = self._gathering = True
         try:
             while turn and end - position >= 4 and not self._paused and not self.closed:
@@ -286,9 +289,14 @@ class FrameChannel:
         self._kept, self._kept_range = buffer, (start, end)
         if not self._paused:
             self._read_off()
-            self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
+            self._consume_soon()
+
+    def _consume_soon(self) -> None:
+        self._pool.turns += 1
+        self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
 
     def _consume_kept(self) -> None:
+        self._pool.turns -= 1
         if self.closed or self._paused or self._kept is None:
             return
         buffer, (start, end) = self._kept, self._kept_range

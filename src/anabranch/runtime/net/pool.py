@@ -36,6 +36,8 @@ class BufferPool:
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.in_use = 0
+        self.turns = 0
+        """Channels that have received more frames than their last turn took, and have their next one soon."""
         self._idle: dict[int, list[Buffer]] = {}
         self._idle_size = 0
         self._holders: dict[Hashable, int] = {}
