@@ -426,3 +426,24 @@ def test_a_large_answer_is_made_in_a_thread(awaited: bool) -> None:
         await until(lambda: client.closed)
 
     run(story)
+
+
+def test_large_answers_keep_no_other_work_from_its_thread() -> None:
+    many = IN_FLIGHT_PER_CONNECTION_MAX
+    going_on = threading.Event()
+
+    def make() -> HeartbeatResponse:
+        assert going_on.wait(20)
+        return HeartbeatResponse()
+
+    async def story() -> None:
+        client = Client(lambda broker, request, call: Large(make))
+        await client.send(*(heartbeat(number) for number in range(many)))
+        await until(lambda: len(client.connection._tasks) == many)
+        async with asyncio.timeout(10):
+            await asyncio.get_running_loop().run_in_executor(None, going_on.set)
+        assert await client.answers(many) == [*range(many)]
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
