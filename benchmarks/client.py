@@ -165,7 +165,7 @@ def produce(scale: Scale) -> Iterator[Result]:
                 "anabranch": lambda: send(address, few),
                 "confluent-kafka": lambda: confluent_produce(address, few),
             },
-            bars=[Bar(PER_S, "records/s", "more")],
+            bars=[Bar(PER_S, "records/s", "more", 0.5)],
             scale=scale,
         )
 
@@ -199,7 +199,7 @@ def consume(scale: Scale) -> Iterator[Result]:
                 "anabranch": lambda: poll(address, few),
                 "confluent-kafka": lambda: confluent_consume(address, few),
             },
-            bars=[Bar(PER_S, "records/s", "more")],
+            bars=[Bar(PER_S, "records/s", "more", 2.0)],
             scale=scale,
         )
 

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from anabranch.client.sync import Admin, Producer
-from anabranch.demo.session import local_session
-from anabranch.spark import register
 from anabranch.spark.keyed import KeyState, keyed
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
-from benchmarks.spark import use_this_checkout
+from benchmarks.spark import session
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,37 +81,31 @@ def few_keys(scale: Scale) -> list[Result]:
 def _state_per_key(name: str, keys: int, per_key: int, scale: Scale) -> list[Result]:
     levels = np.random.default_rng(7).random((per_key, keys))
     jumps = np.maximum(np.diff(levels, axis=0).max(axis=0), 0.0)
-    use_this_checkout()
-    with Anabranch(settings={"durability": "os"}) as broker:
+    with Anabranch(settings={"durability": "os"}) as broker, session() as spark:
         with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
             admin.create_topics("levels", partitions=TASKS)
             names = pa.array([f"key-{number:06d}" for number in range(keys)])
             for row in levels:
                 text = pa.array([f"{level:.17g}" for level in row])
                 producer.send_arrow("levels", pa.table({"key": names, "value": text}))
-        spark: SparkSession = local_session("benchmark")
-        try:
-            register(spark)
-            options = {"kafka.bootstrap.servers": broker.address, "subscribe": "levels", "startingOffsets": "earliest"}
-            limit = str(keys * per_key // BATCHES)
-            rows = spark.readStream.format("anabranch").options(**options, maxOffsetsPerTrigger=limit).load()
-            parsed = rows.selectExpr(
-                "cast(key as string) key", "topic", "sequence", "cast(cast(value as string) as double) level"
-            )
-            expected = {f"key-{number:06d}": (per_key, float(jump)) for number, jump in enumerate(jumps)}
-            return compare(
-                name,
-                what=f"{keys} keys with {per_key} records each, {TASKS} partitions, {BATCHES} micro-batches, local[2]: "
-                "number of rows and largest increase of each key; by the query's progress after the first micro-batch",
-                sides={
-                    "keyed": _followed(parsed.transform(keyed(by_column, state=Level, output=OUTPUT)), expected),
-                    "applyInPandasWithState, loop": _followed(by_key(parsed), expected),
-                },
-                bars=[Bar("rows_per_s", "rows/s", "more", 3.0)],
-                scale=scale,
-            )
-        finally:
-            spark.stop()
+        options = {"kafka.bootstrap.servers": broker.address, "subscribe": "levels", "startingOffsets": "earliest"}
+        limit = str(keys * per_key // BATCHES)
+        rows = spark.readStream.format("anabranch").options(**options, maxOffsetsPerTrigger=limit).load()
+        parsed = rows.selectExpr(
+            "cast(key as string) key", "topic", "sequence", "cast(cast(value as string) as double) level"
+        )
+        expected = {f"key-{number:06d}": (per_key, float(jump)) for number, jump in enumerate(jumps)}
+        return compare(
+            name,
+            what=f"{keys} keys with {per_key} records each, {TASKS} partitions, {BATCHES} micro-batches, local[2]: "
+            "number of rows and largest increase of each key; by the query's progress after the first micro-batch",
+            sides={
+                "keyed": _followed(parsed.transform(keyed(by_column, state=Level, output=OUTPUT)), expected),
+                "applyInPandasWithState, loop": _followed(by_key(parsed), expected),
+            },
+            bars=[Bar("rows_per_s", "rows/s", "more", 3.0)],
+            scale=scale,
+        )
 
 
 def _followed(df: DataFrame, expected: Mapping[str, tuple[int, float]]) -> Round:

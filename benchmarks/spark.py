@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ COLUMNS = "key binary, value binary, partition int, offset long, timestamp times
 ROWS_PER_BATCH = 65_536
 TASKS = 2
 CONNECTOR = Path(__file__).parent / "peers" / "spark_kafka.lock"
+KAFKA_SOURCE = "kafka source"
 KEYS = 10_000
 WANTED = 100
 """Of the keys a hundredth."""
@@ -66,10 +68,10 @@ class ReadyReader(DataSourceReader):
             left -= ROWS_PER_BATCH
 
 
-def records(count: int) -> pa.RecordBatch:
-    """Records as a reader of the topic gets them: 10-byte keys, 100-byte values."""
+def records(count: int, value_size: int = 100) -> pa.RecordBatch:
+    """Records as a reader of the topic gets them: 10-byte keys, values of `value_size` bytes."""
     keys = pa.array([b"key-%06d" % (number % 1_000_000) for number in range(count)], pa.binary())
-    values = pa.array([b"%0100d" % number for number in range(count)], pa.binary())
+    values = pa.array([b"%0*d" % (value_size, number) for number in range(count)], pa.binary())
     when = pa.array([1_700_000_000_000_000] * count, pa.timestamp("us", "UTC"))
     return pa.record_batch(
         {
@@ -82,7 +84,9 @@ def records(count: int) -> pa.RecordBatch:
     )
 
 
-def _drained(df: DataFrame, rows: int) -> Round:
+def drained(df: DataFrame, rows: int) -> Round:
+    """Measure rows a second of a frame, of so many rows, into Spark's `noop` sink."""
+
     def once() -> Mapping[str, float]:
         began = time.perf_counter()
         df.write.format("noop").mode("overwrite").save()
@@ -91,75 +95,77 @@ def _drained(df: DataFrame, rows: int) -> Round:
     return once
 
 
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """A session that has our source and sink, and Spark's own for Kafka."""
+    use_this_checkout()
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, fetch(CONNECTOR)))} pyspark-shell"
+    spark: SparkSession = local_session("benchmark")
+    try:
+        register(spark)
+        yield spark
+    finally:
+        spark.stop()
+
+
+def fill(address: str, topic: str, rows: int, batch: pa.RecordBatch, **settings: Any) -> None:
+    """Create a topic and write the keys and values of a batch to it until it has so many records."""
+    with Admin(bootstrap_servers=address) as admin, Producer(bootstrap_servers=address) as producer:
+        admin.create_topics(topic, **{"partitions": TASKS, **settings})
+        ready = pa.Table.from_batches([batch.select(["key", "value"])])
+        for first in range(0, rows, batch.num_rows):
+            producer.send_arrow(topic, ready.slice(0, rows - first))
+
+
 def source(scale: Scale) -> list[Result]:
     """Rows a second of 100-byte values into Spark's noop sink, against one ready batch over and over."""
     rows = scale.choose(6_000_000, 100_000)
-    use_this_checkout()
-    with Anabranch(settings={"durability": "os"}) as broker:
-        with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
-            admin.create_topics("rows", partitions=TASKS)
-            ready = pa.Table.from_batches([records(100_000)]).select(["key", "value"])
-            for _ in range(rows // 100_000):
-                producer.send_arrow("rows", ready)
-        spark: SparkSession = local_session("benchmark")
-        try:
-            register(spark)
-            spark.dataSource.register(ReadyBatches)
-            ours = spark.read.format("anabranch").options(
-                **{"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
-            )
-            columns = [column.split()[0] for column in COLUMNS.split(", ")]
-            return compare(
-                "spark.source",
-                what=f"{rows} records of 10-byte keys, 100-byte values, {TASKS} partitions, batch read, local[2], "
-                f"columns {', '.join(columns)} into noop",
-                sides={
-                    "anabranch": _drained(ours.load().select(*columns), rows),
-                    "ready batches": _drained(spark.read.format("ready").option("rows", rows).load(), rows),
-                },
-                bars=[Bar("rows_per_s", "rows/s", "more", 0.7)],
-                scale=scale,
-            )
-        finally:
-            spark.stop()
+    with Anabranch(settings={"durability": "os"}) as broker, session() as spark:
+        fill(broker.address, "rows", rows, records(100_000))
+        spark.dataSource.register(ReadyBatches)
+        ours = spark.read.format("anabranch").options(
+            **{"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
+        )
+        columns = [column.split()[0] for column in COLUMNS.split(", ")]
+        return compare(
+            "spark.source",
+            what=f"{rows} records of 10-byte keys, 100-byte values, {TASKS} partitions, batch read, local[2], "
+            f"columns {', '.join(columns)} into noop",
+            sides={
+                "anabranch": drained(ours.load().select(*columns), rows),
+                "ready batches": drained(spark.read.format("ready").option("rows", rows).load(), rows),
+            },
+            bars=[Bar("rows_per_s", "rows/s", "more", 0.7)],
+            scale=scale,
+        )
 
 
 def keys(scale: Scale) -> list[Result]:
     """Rows a second of a topic of which a filter on keys keeps a hundredth, against Spark's own Kafka source."""
     rows = scale.choose(3_000_000, 100_000)
-    use_this_checkout()
-    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--jars {','.join(map(str, fetch(CONNECTOR)))} pyspark-shell"
-    with Anabranch(settings={"durability": "os"}) as broker:
-        with Admin(bootstrap_servers=broker.address) as admin, Producer(bootstrap_servers=broker.address) as producer:
-            admin.create_topics("rows", partitions=TASKS, configs={"accept.range.fetch": "true"})
-            some = [b"key-%06d" % (number % KEYS) for number in range(100_000)]
-            ready = records(100_000).set_column(0, "key", pa.array(some, pa.binary())).select(["key", "value"])
-            for _ in range(rows // 100_000):
-                producer.send_arrow("rows", pa.Table.from_batches([ready]))
-        spark: SparkSession = local_session("benchmark")
-        try:
-            register(spark)
-            wanted = ", ".join(f"'key-{number * KEYS // WANTED:06d}'" for number in range(WANTED))
+    with Anabranch(settings={"durability": "os"}) as broker, session() as spark:
+        some = [b"key-%06d" % (number % KEYS) for number in range(100_000)]
+        ready = records(100_000).set_column(0, "key", pa.array(some, pa.binary()))
+        fill(broker.address, "rows", rows, ready, configs={"accept.range.fetch": "true"})
+        wanted = ", ".join(f"'key-{number * KEYS // WANTED:06d}'" for number in range(WANTED))
 
-            def filtered(format_: str) -> DataFrame:
-                options = {"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
-                read = spark.read.format(format_).options(**options).load()
-                return read.select("key", "value").where(f"key in ({wanted})")
+        def filtered(format_: str) -> DataFrame:
+            options = {"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
+            read = spark.read.format(format_).options(**options).load()
+            return read.select("key", "value").where(f"key in ({wanted})")
 
-            assert filtered("anabranch").count() == filtered("kafka").count() == rows * WANTED // KEYS
-            return compare(
-                "spark.keys",
-                what=f"{rows} records of 10-byte keys, 100-byte values, {TASKS} partitions, batch read, local[2], "
-                f"key in ({WANTED} of {KEYS} keys), columns key, value into noop; rows of the topic",
-                sides={
-                    "anabranch": _drained(filtered("anabranch"), rows),
-                    "kafka source": _drained(filtered("kafka"), rows),
-                },
-                bars=[Bar("rows_per_s", "rows/s", "more", 5.0)],
-                scale=scale,
-            )
-        finally:
-            spark.stop()
+        assert filtered("anabranch").count() == filtered("kafka").count() == rows * WANTED // KEYS
+        return compare(
+            "spark.keys",
+            what=f"{rows} records of 10-byte keys, 100-byte values, {TASKS} partitions, batch read, local[2], "
+            f"key in ({WANTED} of {KEYS} keys), columns key, value into noop; rows of the topic",
+            sides={
+                "anabranch": drained(filtered("anabranch"), rows),
+                KAFKA_SOURCE: drained(filtered("kafka"), rows),
+            },
+            bars=[Bar("rows_per_s", "rows/s", "more", 5.0)],
+            scale=scale,
+        )
 
 
 def use_this_checkout() -> None:
