@@ -284,7 +284,7 @@ class World:
         if event < 0.3:
             for _ in range(chance.randint(1, 6)):
                 self.sent += 1
-                self.batcher.append(TOPIC, (chance.randint(0, 9), self.sent), 1, self.now)
+                self.batcher.append(TOPIC, [(chance.randint(0, 9), self.sent)], 1, self.now)
         elif event < 0.35:
             rows = Rows()
             for _ in range(chance.randint(1, 12)):

@@ -27,6 +27,8 @@ from anabranch.client.consumer.listeners import in_callback
 from anabranch.client.consumer.offsets import OffsetsByPartition
 from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.producer.delivery import ColumnsMetadata
+from anabranch.client.producer.outcome import News
+from anabranch.client.producer.outcome import Outcome as Outcome
 from anabranch.client.producer.rows import ColumnNames, Header, RecordMetadata
 from anabranch.client.settings import as_keywords
 from anabranch.client.table.synchronous import KeyedTable as KeyedTable
@@ -39,97 +41,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Outcome(Generic[R]):
-    """The outcome of a record or table that was handed over; `result` waits for it.
-
-    Has the reader's side of `concurrent.futures.Future`, at a tenth of its cost: producers make one for every record.
-    """
-
-    __slots__ = ("_callbacks", "_done", "_error", "_news", "_result")
-
-    def __init__(self, news: _News) -> None:
-        self._news = news
-        self._done = False
-        self._result: R | None = None
-        self._error: BaseException | None = None
-        self._callbacks: list[Callable[[Outcome[R]], object]] | None = None
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self._done
-
-    def result(self, timeout: float | None = None) -> R:
-        """Wait at most `timeout` seconds for the result; raise the error if the record or table failed."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-        return cast(R, self._result)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait at most `timeout` seconds; return the error, or None on success."""
-        if not self._done and not self._news.wait_for(self.done, timeout):
-            raise TimeoutError(f"no outcome after {timeout} s")
-        return self._error
-
-    def add_done_callback(self, callback: Callable[[Outcome[R]], object]) -> None:
-        """Call `callback` with the outcome, in the client's thread; at once if the outcome is known."""
-        with self._news.lock:
-            self._callbacks = [*(self._callbacks or ()), callback]
-        # `_done` is read after the callback is stored, and set before the callbacks are read, so no callback is missed.
-        if self._done:
-            self._call_back()
-
-    def set_result(self, result: R) -> None:
-        """Complete with a result."""
-        self._result = result
-        self._done = True
-        if self._callbacks is not None:
-            self._call_back()
-        if self._news.waiting:
-            self._news.tell()
-
-    def set_exception(self, exception: BaseException) -> None:
-        """Complete with an error."""
-        self._error = exception
-        self._done = True
-        if self._callbacks is not None:
-            self._call_back()
-        self._news.tell()
-
-    def _call_back(self) -> None:
-        with self._news.lock:
-            callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback(self)
-
-
-class _News:
-    """Wakes threads that wait for one of many outcomes; costs nothing while no thread waits."""
+class _Process:
+    """The id of this process, which is asked for with every record: `os.getpid` takes as long as half a `send`."""
 
     def __init__(self) -> None:
-        self.lock = threading.Condition()
-        self.waiting = 0
-        """The number of waiting threads."""
+        self.id = os.getpid()
+        os.register_at_fork(after_in_child=self._forked)
 
-    def wait_for(self, holds: Callable[[], bool], timeout: float | None) -> bool:
-        with self.lock:
-            self.waiting += 1
-            try:
-                return self.lock.wait_for(holds, timeout)
-            finally:
-                self.waiting -= 1
+    def _forked(self) -> None:
+        self.id = os.getpid()
 
-    def tell(self) -> None:
-        if self.waiting:
-            with self.lock:
-                self.lock.notify_all()
+
+_this_process = _Process()
 
 
 class _LoopThread:
     """An event loop in a daemon thread, for one process."""
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        self._process = _this_process.id
         self._stopped = False
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="anabranch-client", daemon=True)
@@ -166,7 +96,7 @@ class _LoopThread:
     @property
     def running(self) -> bool:
         """Whether the thread runs, in this process."""
-        return not self._stopped and os.getpid() == self._process
+        return not self._stopped and _this_process.id == self._process
 
     def stop(self) -> None:
         """End the thread and the loop."""
@@ -439,7 +369,7 @@ class Producer(_Synchronous[aio.Producer]):
 
     @_like(aio.Producer.__init__)
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._news = _News()
+        self._news = News()
         self._start(aio.Producer(*args, **settings))
 
     flush = _awaited(aio.Producer.flush)
@@ -479,9 +409,10 @@ class Producer(_Synchronous[aio.Producer]):
         """Append one record to the buffer; the returned outcome is pending. Waits while the buffer is full."""
         self._thread.check()
         inner = self._inner
+        waiting = inner.waiting
         promise: Outcome[RecordMetadata] = Outcome(self._news)
-        inner.waiting.append(inner.outgoing(topic, value, key, partition, timestamp, headers, promise))
-        if len(inner.waiting) == 1:
+        waiting.append(inner.outgoing(topic, value, key, partition, timestamp, headers, promise))
+        if len(waiting) == 1:
             self._thread.loop.call_soon_threadsafe(inner.take_waiting)
         if inner.is_full:
             self._thread.run(inner.wait_for_room())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -18,7 +18,8 @@ from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.client.cluster.connection import Connection, DisconnectedError
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.producer.delivery import OpenRecords, fail_promise, mark_retrieved
-from anabranch.client.producer.rows import EncodeSettings, Outgoing, RecordMetadata, Records, encode_rows, record_size
+from anabranch.client.producer.outcome import DeliveredRecords, settle
+from anabranch.client.producer.rows import EncodeSettings, Outgoing, Records, encode_rows, headers_size, record_size
 from anabranch.client.producer.transactions import Phase, Transactions
 from anabranch.client.settings import ProducerSettings, taken
 from anabranch.machines.clients.sending import (
@@ -36,7 +37,7 @@ from anabranch.machines.clients.sending import (
 )
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from anabranch.records.batch import stamp_producer
+from anabranch.records.batch import RECORD_OVERHEAD_MAX, stamp_producer
 from anabranch.runtime.clock import Clock
 
 PURPOSE = "produce"
@@ -113,10 +114,7 @@ class SendingDriver:
 
     def append(self, record: Outgoing) -> None:
         """Append one record to the batcher."""
-        generation, counts = record.generation, self.open.counts
-        counts[generation] = counts.get(generation, 0) + 1
-        if self.batcher.append(record.topic, record, record_size(record), self._now_ms()):
-            self.schedule()
+        self._append([record], record_size(record), self._now_ms())
 
     def append_rows(self, topic: str, rows: Rows, size: int) -> None:
         """Append a slice of a table to the batcher."""
@@ -125,15 +123,32 @@ class SendingDriver:
 
     def append_waiting(self, waiting: deque[Outgoing]) -> None:
         """Append the records that another thread put into `waiting`."""
-        append, counts, now = self.batcher.append, self.open.counts, self._now_ms()
-        ready = False
+        now, size_max = self._now_ms(), self._encode_settings.batch_size
+        run: list[Outgoing] = []
+        size, topic, generation = 0, "", 0
         for _ in range(len(waiting)):
-            record = waiting[0]
-            generation = record.generation
-            counts[generation] = counts.get(generation, 0) + 1
-            ready |= append(record.topic, record, record_size(record), now)
-            waiting.popleft()
-        if ready:
+            record = waiting.popleft()
+            if run and (size >= size_max or record[0] != topic or record[7] != generation):
+                self._append(run, size, now)
+                run, size = [], 0
+            topic, key, value, _, headers, _, _, generation = record
+            size += RECORD_OVERHEAD_MAX
+            if key is not None:
+                size += len(key)
+            if value is not None:
+                size += len(value)
+            if headers:
+                size += headers_size(headers)
+            run.append(record)
+        if run:
+            self._append(run, size, now)
+
+    def _append(self, records: list[Outgoing], size: int, now_ms: int) -> None:
+        """Append records of one topic and one flush generation."""
+        topic, _, _, _, _, _, _, generation = records[0]
+        counts = self.open.counts
+        counts[generation] = counts.get(generation, 0) + len(records)
+        if self.batcher.append(topic, records, size, now_ms):
             self.schedule()
 
     async def wait_for_room(self, check: Callable[[], None]) -> None:
@@ -216,32 +231,36 @@ class SendingDriver:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _close(self, rows: Any) -> None:
+        """Count rows with an outcome; a record that another thread made before a flush may come after it."""
+        if isinstance(rows, Records):
+            for generation, count in Counter([record[7] for record in rows]).items():
+                self.open.close(generation, count)
+        else:
+            self.open.close(rows.delivery.generation, rows.record_count)
+
     def _deliver(self, outcome: Delivered) -> None:
         batch = outcome.batch
         rows: Any = batch.rows
-        self.open.close(_generation_of(rows), rows.record_count)
+        self._close(rows)
         topic, partition, offset = batch.topic, batch.partition, outcome.base_offset
         if isinstance(rows, Records):
             append_time = outcome.log_append_time_ms
-            step = 0 if offset < 0 else 1
-            for _, _, _, timestamp, _, _, promise, _ in rows:
-                if not promise.done():
-                    when = timestamp if append_time < 0 else append_time
-                    promise.set_result(RecordMetadata(topic, partition, offset, when))
-                offset += step
+            times = [record[3] for record in rows] if append_time < 0 else append_time
+            settle(rows, DeliveredRecords(topic, partition, offset, times))
         else:
             rows.delivery.delivered(partition, offset, rows.record_count)
 
     def _fail(self, outcome: Failed) -> None:
         rows: Any = outcome.rows
-        self.open.close(_generation_of(rows), rows.record_count)
+        self._close(rows)
         self.open.failed(outcome.error, rows.record_count)
         if self.batcher.fatal is not None and self._transactions is not None:
             self._transactions.fence(self.batcher.fatal)
         self.spoil(outcome.error)
         if isinstance(rows, Records):
-            for record in rows:
-                fail_promise(record.promise, outcome.error)
+            for _, _, _, _, _, _, promise, _ in rows:
+                fail_promise(promise, outcome.error)
         else:
             rows.delivery.fail(outcome.error, rows.record_count)
             mark_retrieved(rows.delivery.promise)
@@ -454,9 +473,3 @@ class SendingDriver:
 def given_up(count: int) -> ApiError:
     """Return the error of records whose caller was cancelled while waiting for room in the buffer."""
     return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, f"{count} records were not sent: the caller gave up waiting")
-
-
-def _generation_of(rows: Any) -> int:
-    """Return the generation of rows; all rows of a chunk have the same one."""
-    generation: int = rows[0].generation if isinstance(rows, Records) else rows.delivery.generation
-    return generation

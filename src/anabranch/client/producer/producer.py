@@ -20,7 +20,7 @@ from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetsByPartition, offsets_of
 from anabranch.client.producer.delivery import ColumnsMetadata, TableDelivery, mark_retrieved
 from anabranch.client.producer.driver import SendingDriver, given_up
-from anabranch.client.producer.rows import ColumnNames, Header, Outgoing, Promise, RecordMetadata
+from anabranch.client.producer.rows import ColumnNames, Header, Outgoing, Promise, RecordMetadata, headers_size
 from anabranch.client.producer.transactions import MAY, Phase, PreparedTransaction, Transactions, group_of
 from anabranch.client.settings import ProducerSettings, as_keywords, configured_by
 
@@ -116,9 +116,11 @@ class Producer:
             key = _bytes(key, "key")
         if type(value) is not bytes and value is not None:
             value = _bytes(value, "value")
+        if headers:
+            headers_size(headers)
         if timestamp is None:
             timestamp = time.time_ns() // 1_000_000
-        return Outgoing(topic, key, value, timestamp, headers, partition, promise, self._open.generation)
+        return topic, key, value, timestamp, headers, partition, promise, self._open.generation
 
     def take(self, record: Outgoing) -> None:
         """Append one record at once, even to a full buffer, and complete its promise later."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.clients.sending import Encoded, Placement, Refused, Rows
@@ -48,18 +48,11 @@ class Promise(Protocol):
     def done(self) -> bool: ...
 
 
-class Outgoing(NamedTuple):
-    """One record, and the promise of its outcome."""
+Outgoing: TypeAlias = tuple[str, bytes | None, bytes | None, int, Sequence[Header], int | None, Promise, int]
+"""One record: topic, key, value, timestamp, headers, partition, the promise of its outcome, its flush generation.
 
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    timestamp: int
-    headers: Sequence[Header]
-    partition: int | None
-    promise: Promise
-    generation: int
-    """The flush generation of the record (`OpenRecords`)."""
+A plain tuple, which is made for every record in a tenth of the time of a named one; `OpenRecords` has the generations.
+"""
 
 
 class Records(list[Outgoing]):
@@ -143,9 +136,15 @@ def record_size(record: Outgoing) -> int:
         size += len(key)
     if value is not None:
         size += len(value)
-    for name, content in headers:
-        size += 10 + 4 * len(name) + (len(content) if content else 0)
-    return size
+    return size + headers_size(headers)
+
+
+def headers_size(headers: Sequence[Header]) -> int:
+    """Return an upper bound of the bytes that headers take. Raises `TypeError` for what are no headers."""
+    try:
+        return sum(10 + 4 * len(name) + (len(content) if content else 0) for name, content in headers)
+    except (TypeError, ValueError):
+        raise TypeError(f"headers are pairs of a name, and bytes or None; they are {headers!r}") from None
 
 
 def encode_rows(
@@ -163,33 +162,42 @@ def _encode_records(
     import numpy as np
     import pyarrow as pa
 
-    astray = Records(r for r in records if r.partition is not None and not 0 <= r.partition < placement.count)
-    refused = [Refused(Records([record]), _no_partition(record.partition, placement.count)) for record in astray]
-    if astray:
-        records = Records(record for record in records if record not in astray)
-        if not records:
-            return [], refused
-    _, keys, values, timestamps, headers, chosen, _, _ = zip(*records, strict=True)
+    chosen = [record[5] for record in records]
+    headers = [record[4] for record in records]
+    some_chosen = chosen.count(None) < len(chosen)
+    refused: list[Refused] = []
+    if some_chosen:
+        for record, partition in zip(records, chosen, strict=True):
+            if partition is not None and not 0 <= partition < placement.count:
+                refused.append(Refused(Records([record]), _no_partition(partition, placement.count)))
+    if refused:
+        left = Records(
+            record
+            for record, partition in zip(records, chosen, strict=True)
+            if partition is None or 0 <= partition < placement.count
+        )
+        encoded, too_large = _encode_records(left, placement, settings, chance) if left else ([], [])
+        return encoded, [*refused, *too_large]
     columns = Columns(
-        pa.array(keys, pa.binary()),
-        pa.array(values, pa.binary()),
-        np.array(timestamps, np.int64),
+        pa.array([record[1] for record in records], pa.binary()),
+        pa.array([record[2] for record in records], pa.binary()),
+        np.array([record[3] for record in records], np.int64),
         _listed(headers) if any(headers) else None,
         None,
         None,
     )
     partitions = _partitions(columns, placement, settings, chance)
-    if any(partition is not None for partition in chosen):
+    if some_chosen:
         for row, partition in enumerate(chosen):
             if partition is not None:
                 partitions[row] = partition
     rows_of: dict[int, list[int]] = {}
-    encoded: list[Encoded] = []
+    encoded = []
     for batch in _batches(columns, partitions, settings):
         rows = rows_of.get(batch.partition)
         if rows is None:
             rows = rows_of[batch.partition] = (partitions == batch.partition).nonzero()[0].tolist()
-        part = Records(records[row] for row in rows[: batch.record_count])
+        part = Records(map(records.__getitem__, rows[: batch.record_count]))
         del rows[: batch.record_count]
         _keep(batch, part, settings, encoded, refused)
     return encoded, refused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -83,7 +84,7 @@ class World:
         self, value: bytes = b"v", *, key: bytes = b"k", partition: int | None = 0
     ) -> asyncio.Future[RecordMetadata]:
         promise: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-        self.driver.append(Outgoing("t", key, value, 1, (), partition, promise, self.driver.open.generation))
+        self.driver.append(("t", key, value, 1, (), partition, promise, self.driver.open.generation))
         return promise
 
     async def batch_of(self, value: bytes = b"v", partition: int = 0) -> asyncio.Future[RecordMetadata]:
@@ -365,6 +366,28 @@ def test_a_record_without_a_response_counts_as_delivered_when_sent() -> None:
         world = World(acks=0)
         world.broker.script(ProduceRequest, SILENT)
         assert (await world.send()).offset == -1
+        await world.end()
+
+    play(story)
+
+
+def test_records_handed_over_together_are_cut_by_topic_generation_and_batch_size() -> None:
+    async def story() -> None:
+        world = World(batch_size=1_000, linger_ms=5)
+        generation = world.driver.open.generation
+        promises: list[asyncio.Future[RecordMetadata]] = [running_loop().create_future() for _ in range(60)]
+        of = [generation + (number >= 43) for number in range(60)]
+        waiting: deque[Outgoing] = deque(
+            ("t", b"k", bytes(100), number, (), 0, promise, of[number]) for number, promise in enumerate(promises)
+        )
+        world.driver.append_waiting(waiting)
+        assert not waiting and world.driver.open.counts == {generation: 43, generation + 1: 17}
+        world.driver.batcher.flush()
+        world.driver.schedule()
+        found = [await promise for promise in promises]
+        assert [each.offset for each in found] == list(range(60)) and [each.timestamp for each in found] == [*range(60)]
+        assert set(world.driver.open.counts.values()) == {0}
+        assert len(world.log.offsets) >= 60 * 100 // 1_000
         await world.end()
 
     play(story)

@@ -36,7 +36,7 @@ def chance() -> int:
 
 
 def record(key: bytes | None, value: bytes | None, partition: int | None = None, headers: Any = ()) -> Outgoing:
-    return Outgoing("t", key, value, 1_000, headers, partition, Kept(), 0)
+    return "t", key, value, 1_000, headers, partition, Kept(), 0
 
 
 def columns(count: int, **changes: Any) -> Columns:
@@ -85,7 +85,7 @@ def test_records_one_by_one_are_placed_and_encoded_as_columns_are() -> None:
     as_columns, _ = encode_rows(columns(500), ELASTIC, SETTINGS, chance)
     assert by_partition(encoded) == by_partition(as_columns)
     for batch in encoded:
-        assert [one.value for one in batch.rows] == values(batch)  # type: ignore[attr-defined]
+        assert [one[2] for one in batch.rows] == values(batch)  # type: ignore[attr-defined]
 
 
 def test_nothing_is_lost_of_a_record() -> None:

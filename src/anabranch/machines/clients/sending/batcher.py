@@ -36,22 +36,22 @@ class Batcher:
 
     # -- reports of the driver ----------------------------------------------------------------------------------------
 
-    def append(self, topic: str, record: object, size: int, now_ms: int) -> bool:
-        """Append one record of about `size` bytes. Return True if `drain` should be called for it."""
+    def append(self, topic: str, records: list[Any], size: int, now_ms: int) -> bool:
+        """Append records of about `size` bytes together. Return True if `drain` should be called for them."""
         found = self._topics.get(topic)
         if found is None:
             found = self._topics[topic] = Topic(topic)
         chunk = found.open
         self.state.buffered_size += size
         if chunk is not None:
-            chunk.rows.append(record)  # type: ignore[attr-defined]
+            chunk.rows.extend(records)  # type: ignore[attr-defined]
             chunk.size += size
             if chunk.size < self._settings.batch_size:
                 return False
             found.open = None
             return True
         settings = self._settings
-        chunk = Chunk(self._rows_of([record]), size, now_ms + settings.delivery_timeout_ms, now_ms + settings.linger_ms)
+        chunk = Chunk(self._rows_of(records), size, now_ms + settings.delivery_timeout_ms, now_ms + settings.linger_ms)
         found.backlog.append(chunk)
         if size < settings.batch_size and settings.linger_ms > 0:
             found.open = chunk

@@ -169,16 +169,16 @@ def test_after_a_lost_connection_without_acks_a_resize_that_metadata_does_not_sh
 
 def test_records_linger_until_it_is_time_or_there_are_enough_or_a_flush() -> None:
     writer = Writer(linger_ms=5, batch_size=3)
-    assert writer.batcher.append(TOPIC, "0:a", 1, writer.now)
-    assert not writer.batcher.append(TOPIC, "0:b", 1, writer.now)
+    assert writer.batcher.append(TOPIC, ["0:a"], 1, writer.now)
+    assert not writer.batcher.append(TOPIC, ["0:b"], 1, writer.now)
     assert writer.drain() == []
     assert writer.batcher.drain(writer.now).wake_at_ms == 5
-    assert writer.batcher.append(TOPIC, "0:c", 1, writer.now)
+    assert writer.batcher.append(TOPIC, ["0:c"], 1, writer.now)
     assert seen(writer.drain()) == [(0, 0, ["0:a", "0:b", "0:c"])]
-    writer.batcher.append(TOPIC, "1:d", 1, writer.now)
+    writer.batcher.append(TOPIC, ["1:d"], 1, writer.now)
     writer.now = 5
     assert seen(writer.drain()) == [(1, 0, ["1:d"])]
-    writer.batcher.append(TOPIC, "2:e", 1, writer.now)
+    writer.batcher.append(TOPIC, ["2:e"], 1, writer.now)
     writer.batcher.flush()
     assert seen(writer.drain()) == [(2, 0, ["2:e"])]
 
