@@ -7,7 +7,7 @@ for a tagged field the value that is not written at all. A tagged struct default
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
@@ -27,7 +27,7 @@ class Pieces:
 
     __slots__ = ("parts", "size")
 
-    def __init__(self, parts: Sequence[Blob]) -> None:
+    def __init__(self, parts: Sequence[Sized]) -> None:
         self.parts = parts
         self.size = sum(map(len, parts))
 

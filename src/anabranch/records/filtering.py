@@ -80,10 +80,25 @@ class Spread(NamedTuple):
         return int(f"{(murmur & _LOW_31) // self.initial:031b}"[::-1], 2) << 32 | fmix64(murmur) & _LOW_32
 
 
+class Gathered(Protocol):
+    """Batches that lie in many pieces."""
+
+    def __len__(self) -> int:
+        """Give their bytes."""
+
+    def joined(self) -> memoryview:
+        """Copy them into one piece."""
+
+
+def in_one_piece(data: bytes | memoryview | Gathered) -> memoryview:
+    """Give batches in one piece; they are copied if they are not."""
+    return memoryview(data) if isinstance(data, bytes | memoryview) else data.joined()
+
+
 class Scattered(NamedTuple):
     """What became of a run of batches."""
 
-    data: Sequence[bytes | memoryview]
+    data: Sequence[bytes | memoryview | Gathered]
     """The batches of each target."""
     records: Sequence[int]
     """The records of each target, those of control batches left out."""

@@ -3,6 +3,8 @@
 Targets are written into memory that is lent, with room for a little more than their part of the run before. Where that
 is not enough, not known, or too little to be lent, they are written into regions of one mapping, each as large as
 all of the input: pages that are not written take no memory. What is there is then copied out, exactly as much as it is.
+Long records stay where they are instead, and targets are given pieces of memory (`runtime.gathered`); where something
+does not fit into what was prepared for that, the rest of the block is copied.
 Where the processor has no instruction for checksums, they are taken here.
 """
 
@@ -16,21 +18,33 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from anabranch.records.batch import HEADER_SIZE, LENGTH_END, expanded, headers, parse_header, stamp_crc
+from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, expanded, headers, parse_header, stamp_crc
 from anabranch.records.checksum import joining_tables
-from anabranch.records.filtering import LOAD_BUCKETS, Cell, Load, Scattered, Selection, Spread, malformed
+from anabranch.records.compression import COMPRESSION_MASK
+from anabranch.records.filtering import (
+    LOAD_BUCKETS,
+    Cell,
+    Gathered,
+    Load,
+    Scattered,
+    Selection,
+    Spread,
+    in_one_piece,
+    malformed,
+)
 from anabranch.records.hashing import murmur2
+from anabranch.runtime import gathered
 from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
-_LENGTH_AT, _COUNT_AT = 8, 57
+_LENGTH_AT, _ATTRIBUTES_AT, _COUNT_AT = 8, 21, 57
 _RECORDS_AT, _RECORDS_END = 2, 3
-_STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28
+_REFERS, _STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28, 29
 _GUIDE_BITS, _NOBODYS, _MIXED = 10, 0xFE, 0xFF
 _PLACE_BITS = 63 - _GUIDE_BITS
 _BACKWARDS = itemgetter(*(int(f"{number:0{_GUIDE_BITS}b}"[::-1], 2) for number in range(1 << _GUIDE_BITS)))
 _CELLS_IN_GROUP_MAX = 8
-_TARGET_FIELDS = 5
+_PIECES_AT, _PIECES_END, _OWN_AT, _OWN_END, _ENDS_AT, _TARGET_FIELDS = 5, 6, 8, 9, 11, 13
 _DONE, _COMPRESSED, _FULL, _MALFORMED = 0, 1, 2, -1
 _SLACK = 64
 _NO_CELL = Cell(1, 0, -1)
@@ -44,6 +58,16 @@ _MARGIN, _DEVIATIONS = 1.05, 3
 give it more records than that."""
 _USED_MIN = 0.6
 """The part of lent memory that must be used, or what is in it is copied into less."""
+_REFERRED_SIZE = 800
+"""Bytes of a block's first records, on average, from which on they are sent from where they lie: the system needs about
+as long for a piece as for copying half as many bytes."""
+_REFERRED_FROM, _REFERRED_BATCH_MAX = 64 * 1024, 1024 * 1024
+"""Bytes of a block for each target, or of what a target was given of it, from which on that is worth it; and of the
+first batch, up to which what is moved for its checksum stays near."""
+_BATCHES_MORE = 1.25
+"""How many more batches there may be than the size of the first one says."""
+_OWN_PART = 32
+"""Room for short records is for this part of what a target is given."""
 _CRC_PIECES = 1024, 128
 
 _Number = ctypes.c_int64
@@ -147,15 +171,17 @@ class _Pass:
         self._prepared = prepared = _prepare(selection)
         self._count = selection.targets
         self._targets = (_Number * (_TARGET_FIELDS * max(1, self._count)))()
-        self._parts: list[list[bytes | memoryview]] = [[] for _ in range(self._count)]
+        self._parts: list[list[bytes | memoryview | Gathered]] = [[] for _ in range(self._count)]
         self._lent: list[memoryview] = []
+        self._referred: list[memoryview] = []
+        """For each target: its pieces, where they end, and its own bytes."""
         self._takes_checksums = tables is None
         self._plain: Any = None
         self._load = load
         self._histogram = None if load is None else (_Number * (2 * LOAD_BUCKETS))()
         self._written = 0
         self._room = len(batches) + HEADER_SIZE + _SLACK
-        if self._takes_checksums or not self._lend():
+        if self._takes_checksums or not (self._refer() or self._lend()):
             self._regions(self._room)
         factor, shift = _divides_by(spread.initial)
         own.sheet[:] = [
@@ -183,17 +209,48 @@ class _Pass:
             LOAD_BUCKETS - 1,
             shift,
             ctypes.addressof(prepared.guide),
+            bool(self._referred),
             self.at,
             -1,
         ]
+
+    def _refer(self) -> bool:
+        """Have long records stay where they are."""
+        size, parts = len(self._batches), self._prepared.parts
+        if self._load is not None or size < _REFERRED_FROM * len(parts) or not parts:
+            return False
+        batch_size, attributes, record_size = _first(self._batches)
+        if record_size < _REFERRED_SIZE or batch_size > _REFERRED_BATCH_MAX:
+            return False
+        if attributes & (COMPRESSION_MASK | CONTROL):
+            return False
+        batches = int(size / batch_size * _BATCHES_MORE) + 2
+        rooms: list[tuple[int, int]] = []
+        for part in parts:
+            records = part * size / record_size
+            pieces = int(records * _MARGIN + _DEVIATIONS * math.sqrt(records)) + batches + (batch_size >> 8) + 3
+            own = HEADER_SIZE * batches + int(part * size / _OWN_PART) + 2 * (HEADER_SIZE + _SLACK)
+            rooms.append((pieces, -(-own // 8) * 8))
+        piece_size = gathered.PIECE_SIZE + gathered.END_SIZE
+        memory = self._shelf.take(sum(piece_size * pieces + own for pieces, own in rooms))
+        for target, (pieces, own) in enumerate(rooms):
+            start = _at(memory)
+            ends_at = start + gathered.PIECE_SIZE * pieces
+            own_at = ends_at + gathered.END_SIZE * pieces
+            fields = target * _TARGET_FIELDS
+            self._targets[fields + _PIECES_AT : fields + _OWN_END + 1] = [start, ends_at, 0, own_at, own_at + own]
+            self._targets[fields + _ENDS_AT] = ends_at
+            self._referred.append(memory)
+            memory = memory[piece_size * pieces + own :]
+        self._regions(2 * batch_size + HEADER_SIZE + _SLACK)
+        return True
 
     def _lend(self) -> bool:
         """Give each target memory that is lent, if that is likely to do."""
         size = len(self._batches)
         if size < LENGTH_END + HEADER_SIZE:
             return False
-        length, count = (int.from_bytes(self._batches[at : at + 4], "big") for at in (_LENGTH_AT, _COUNT_AT))
-        record_size = length / max(1, count)
+        *_, record_size = _first(self._batches)
         rooms = [
             int(part * size * _MARGIN + _DEVIATIONS * math.sqrt(part * size * record_size)) + 2 * mmap.PAGESIZE
             for part in self._prepared.parts
@@ -203,7 +260,7 @@ class _Pass:
         for target, room in enumerate(rooms):
             lent = self._shelf.take(room)[target * _STAGGER % mmap.PAGESIZE :]
             self._lent.append(lent)
-            start = ctypes.addressof(ctypes.c_char.from_buffer(lent))
+            start = _at(lent)
             self._targets[target * _TARGET_FIELDS] = start
             self._targets[target * _TARGET_FIELDS + 1] = start + len(lent)
         return True
@@ -233,10 +290,19 @@ class _Pass:
         sheet = self._own.sheet
         self._drain()
         sheet[0] = self.at + position
+        sheet[_REFERS] = 0
         given = sheet[_RECORDS_END] - sheet[_RECORDS_AT] if sheet[_RECORDS_AT] else 0
-        self._regions(max(given + HEADER_SIZE + _SLACK, self._room))
+        self._regions(max(given, len(self._batches)) + HEADER_SIZE + _SLACK)
 
     def _drain(self) -> None:
+        if self._referred:
+            for target, (memory, parts) in enumerate(zip(self._referred, self._parts, strict=True)):
+                ends_at = self._targets[target * _TARGET_FIELDS + _PIECES_END] - _at(memory)
+                count = (self._targets[target * _TARGET_FIELDS + _PIECES_AT] - _at(memory)) // gathered.PIECE_SIZE
+                if count:
+                    parts.append(gathered.Gathered(memory, count, ends_at, self._held))
+            self._referred = []
+            return
         if self._lent:
             for target, (lent, parts) in enumerate(zip(self._lent, self._parts, strict=True)):
                 size = len(lent) - self._targets[target * _TARGET_FIELDS + 1] + self._targets[target * _TARGET_FIELDS]
@@ -272,15 +338,28 @@ class _Pass:
         records = [self._targets[target * _TARGET_FIELDS + 2] for target in range(self._count)]
         return Scattered(data, records, self._own.sheet[_NEXT_OFFSET], position, expanded_size)
 
-    def _joined(self, parts: list[bytes | memoryview]) -> bytes | memoryview:
-        if len(parts) < 2:
-            return parts[0] if parts else b""
+    def _joined(self, parts: list[bytes | memoryview | Gathered]) -> bytes | memoryview | Gathered:
+        if len(parts) == 1 and (isinstance(parts[0], bytes | memoryview) or len(parts[0]) >= _REFERRED_FROM):
+            return parts[0]
+        if not parts:
+            return b""
         joined = self._shelf.take(sum(map(len, parts)))
         at = 0
         for part in parts:
-            joined[at : at + len(part)] = part
+            joined[at : at + len(part)] = in_one_piece(part)
             at += len(part)
         return joined
+
+
+def _first(batches: memoryview) -> tuple[int, int, float]:
+    """The size of the first batch, as it says, its attributes, and the bytes of a record, on average."""
+    length, count = (int.from_bytes(batches[at : at + 4], "big") for at in (_LENGTH_AT, _COUNT_AT))
+    attributes = int.from_bytes(batches[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2], "big")
+    return length + LENGTH_END, attributes, length / max(1, count)
+
+
+def _at(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _set_fields(entries: tuple[Any, int]) -> tuple[int, int]:

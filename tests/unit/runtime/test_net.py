@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from unittest import mock
 
 import pytest
 
+from anabranch.runtime.gathered import Gathered
 from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FrameChannel, FrameError
 from anabranch.runtime.net.pool import MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
@@ -318,6 +322,40 @@ def test_parts_and_file_slices_arrive_in_order_though_the_socket_is_small(tmp_pa
         peer.channel.close()
         peer.sock.close()
         os.close(fd)
+
+    run(scenario)
+
+
+def test_gathered_pieces_arrive_in_order_though_the_socket_is_small() -> None:
+    """More of them than one call takes, of all sizes: calls end within pieces and between them."""
+
+    async def scenario() -> None:
+        content = os.urandom(1_200_000)
+        chance = Random(7)
+        starts = [chance.randrange(len(content) - 2_000) for _ in range(3_000)]
+        pieces = [(start, chance.choice([1, 61, 1_000, 2_000])) for start in starts]
+        source = (ctypes.c_char * len(content)).from_buffer_copy(content)
+        at = ctypes.addressof(source)
+        numbers = [number for start, size in pieces for number in (at + start, size)]
+        ends = list(accumulate(size for _, size in pieces))
+        memory = memoryview(bytearray(struct.pack(f"={3 * len(pieces)}q", *numbers, *ends)))
+        whole = Gathered(memory, len(pieces), 16 * len(pieces), source)
+        wanted = b"".join(content[start : start + size] for start, size in pieces)
+        assert len(whole) == len(wanted)
+        assert whole.joined() == wanted
+        peer = Peer()
+        peer.channel.write([b"head", whole, b"tail"])
+        assert 0 < peer.channel.unsent == peer.channel.unsent_memory < len(wanted)
+        assert whole.joined() == wanted[-len(whole) :]
+        expected = b"head" + wanted + b"tail"
+        got = bytearray()
+        while len(got) < len(expected):
+            got += await asyncio.get_running_loop().sock_recv(peer.sock, 33_333)
+        assert bytes(got) == expected
+        await peer.until(lambda: peer.drained == 1)
+        assert not whole and whole.joined() == b""
+        peer.channel.close()
+        peer.sock.close()
 
     run(scenario)
 

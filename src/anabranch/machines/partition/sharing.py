@@ -22,7 +22,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, interval
 from anabranch.machines.lineage import Cuts
-from anabranch.records.filtering import SIZE_MAX, Cell, Selection, within
+from anabranch.records.filtering import SIZE_MAX, Cell, Gathered, Selection, in_one_piece, within
 
 RANGES_MAX = 1_000
 """Ranges of keys in one fetch of a partition."""
@@ -196,17 +196,18 @@ class Piece(NamedTuple):
 
     start: int
     end: int
-    data: memoryview
+    data: memoryview | Gathered
 
     def part(self, offset: int, limit: int, size_max: int) -> tuple[Piece, Piece | None]:
         """Divide it: the batches from `offset` on, below `limit`, at most `size_max` bytes but one batch; the rest."""
         if offset == self.start and self.end <= limit and len(self.data) <= size_max:
             return self, None  # As a rule; its batches need not be looked at.
         end = min(self.end, limit)
-        found, before = within(self.data, offset, end, size_max)
-        if before + len(found) == len(self.data):
+        data = in_one_piece(self.data)
+        found, before = within(data, offset, end, size_max)
+        if before + len(found) == len(data):
             return Piece(offset, end, found), None if end == self.end else Piece(end, self.end, memoryview(b""))
-        rest = self.data[before + len(found) :]
+        rest = data[before + len(found) :]
         end = min(end, first_offset(rest))
         return Piece(offset, end, found), Piece(end, self.end, rest)
 

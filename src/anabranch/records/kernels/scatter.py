@@ -4,6 +4,10 @@ Of every batch a target is given a batch with the header of the original, but fo
 checksum, and with those records that the target wants, byte for byte; nothing where it wants none. Control batches are
 given to all. A record is moved as soon as its key is hashed, so each byte is read once while it is near.
 
+Long records need not be moved to where they are sent from: a target is then given PIECES, which say where its bytes are
+in the order in which they are sent. What is moved then is for the checksum alone, into memory that stays near because
+each batch begins there again.
+
 Compiled ahead of time as `examine` is (`ahead`), but for processors with an instruction for CRC-32C, or with
 multiplication without carries: without them, CHECKSUMS is False and the caller takes the checksums.
 """
@@ -52,13 +56,22 @@ CELLS_AT, CELL_GROUPS, CELLS_IN_GROUP, TARGETS_AT, TARGET_COUNT = 8, 9, 10, 11, 
 SIZES_ASKED, SIZE_MIN, SIZE_MAX, WANTED_AT, WANTED_MASK, REFUSED_AT, REFUSED_MASK = 13, 14, 15, 16, 17, 18, 19
 HISTOGRAM_AT, HISTOGRAM_START, HISTOGRAM_SHIFT, HISTOGRAM_LAST = 20, 21, 22, 23
 SHIFT, GUIDE_AT = 24, 25
-# Then the answer: the first batch that was not scattered, and the offset behind the last one that was.
-STOPPED_AT, NEXT_OFFSET = 26, 27
-SHEET_SIZE = 28
+# REFERS: whether targets are given pieces. Then the answer: the first batch that was not scattered, and the offset
+# behind the last one that was.
+REFERS, STOPPED_AT, NEXT_OFFSET = 26, 27, 28
+SHEET_SIZE = 29
 # A cell: the places from START to LAST, and the target of their records.
 CELL_START, CELL_LAST, CELL_TARGET, CELL_SIZE = 0, 8, 16, 24
 # A target: where it goes on, how far it may be written, what it holds, and what it was given of the current batch.
-TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS, TARGET_SIZE = 0, 8, 16, 24, 32, 40
+TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS = 0, 8, 16, 24, 32
+# Where it is given pieces: behind the last one, and how far there may be some; memory for headers, short records and
+# control batches; both also with what is of the current batch; where the ends of pieces go, and the last one.
+PIECES_AT, PIECES_END, PIECES_NOW, OWN_AT, OWN_END, OWN_NOW, ENDS_AT, LAST_END = 40, 48, 56, 64, 72, 80, 88, 96
+TARGET_SIZE = 104
+# A piece, as the system's writev takes it: its address and its size. An end: the bytes of all pieces so far.
+PIECE_BYTES, PIECE_SIZE, END_SIZE = 8, 16, 8
+REFERRED_MIN = 512
+"""Bytes of a record from which on it is sent from where it lies."""
 # An entry of a set of keys: the hash, the address and the size of a key; the size of an empty one is -1.
 ENTRY_HASH, ENTRY_AT, ENTRY_KEY_SIZE, ENTRY_SIZE = 0, 8, 16, 24
 DONE, COMPRESSED, FULL, MALFORMED = 0, 1, 2, -1
@@ -215,7 +228,64 @@ def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
 
 
 @inlined
-def _close(target: int, batch: int, tables: int) -> None:
+def _begin(target: int, needed: int, batch_size: int) -> bool:
+    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for its pieces."""
+    pieces = i64(target + PIECES_AT)
+    own = i64(target + OWN_AT)
+    # Of two neighbouring pieces one is a record of REFERRED_MIN, the header apart.
+    if i64(target + PIECES_END) - pieces < ((batch_size >> 8) + 3) * PIECE_SIZE:
+        return False
+    if i64(target + OWN_END) - own < needed:
+        return False
+    put64(pieces, own)
+    put64(pieces + PIECE_BYTES, HEADER_SIZE)
+    put64(target + PIECES_NOW, pieces + PIECE_SIZE)
+    put64(target + OWN_NOW, own + HEADER_SIZE)
+    return True
+
+
+@inlined
+def _refer(target: int, record: int, size: int, given: bool) -> bool:
+    """Add a record to the pieces of a target, a short or a `given` one in memory of its own; whether there is room."""
+    if size < REFERRED_MIN or given:
+        own = i64(target + OWN_NOW)
+        if size > i64(target + OWN_END) - SLACK - own:
+            return False
+        _move(own, record, size)
+        put64(target + OWN_NOW, own + size)
+        record = own
+    piece = i64(target + PIECES_NOW)
+    last = piece - PIECE_SIZE
+    last_size = i64(last + PIECE_BYTES)
+    if i64(last) + last_size == record:
+        put64(last + PIECE_BYTES, last_size + size)
+    else:
+        put64(piece, record)
+        put64(piece + PIECE_BYTES, size)
+        put64(target + PIECES_NOW, piece + PIECE_SIZE)
+    return True
+
+
+@inlined
+def _keep(target: int) -> None:
+    """Keep the pieces of the current batch."""
+    piece = i64(target + PIECES_AT)
+    behind = i64(target + PIECES_NOW)
+    end_at = i64(target + ENDS_AT)
+    end = i64(target + LAST_END)
+    while piece < behind:
+        end += i64(piece + PIECE_BYTES)
+        put64(end_at, end)
+        piece += PIECE_SIZE
+        end_at += END_SIZE
+    put64(target + PIECES_AT, behind)
+    put64(target + OWN_AT, i64(target + OWN_NOW))
+    put64(target + ENDS_AT, end_at)
+    put64(target + LAST_END, end)
+
+
+@inlined
+def _close(target: int, batch: int, tables: int, refers: int) -> None:
     """Put the header before the records that a target was given of a batch."""
     made = i64(target + TARGET_AT)
     end = i64(target + TARGET_WRITTEN_TO)
@@ -226,7 +296,11 @@ def _close(target: int, batch: int, tables: int) -> None:
     put_be32(made + _COUNT_AT, records)
     if tables != 0:
         put_be32(made + _CRC_AT, take_crc(made + CRC_FROM, end, tables))
-    put64(target + TARGET_AT, end)
+    if refers != 0:
+        _move(i64(target + OWN_AT), made, HEADER_SIZE)
+        _keep(target)
+    else:
+        put64(target + TARGET_AT, end)
     put64(target + TARGET_RECORDS, i64(target + TARGET_RECORDS) + records)
 
 
@@ -262,6 +336,7 @@ def scatter(sheet: int) -> int:
     histogram_start = i64(sheet + 8 * HISTOGRAM_START)
     histogram_shift = i64(sheet + 8 * HISTOGRAM_SHIFT)
     histogram_last = i64(sheet + 8 * HISTOGRAM_LAST)
+    refers = i64(sheet + 8 * REFERS)
     while True:
         put64(sheet + 8 * STOPPED_AT, at)
         if end - at < HEADER_SIZE:
@@ -277,12 +352,13 @@ def scatter(sheet: int) -> int:
         record = at + HEADER_SIZE
         records_end = at + size
         whole = (attributes & CONTROL) != 0
+        given = False
         if (attributes & COMPRESSION_MASK) != 0 and not whole and count > 0:
             if given_at == 0:
                 return COMPRESSED
             record = given_at
             records_end = i64(sheet + 8 * RECORDS_END)
-            given_at = 0
+            given_at, given = 0, True
         needed = HEADER_SIZE + SLACK
         if whole or histogram != 0:  # Of a batch that is begun again, records would count twice.
             needed += records_end - record
@@ -291,7 +367,15 @@ def scatter(sheet: int) -> int:
             made = i64(target + TARGET_AT)
             if i64(target + TARGET_END) - made < needed:
                 return FULL
-            if whole:
+            if refers != 0 and not _begin(target, needed, records_end - record):
+                return FULL
+            if whole and refers != 0:
+                own = i64(target + OWN_AT)
+                _move(own, at, size)
+                put64(target + OWN_NOW, own + size)
+                put64(i64(target + PIECES_AT) + PIECE_BYTES, size)
+                _keep(target)
+            elif whole:
                 _move(made, at, size)
                 put64(target + TARGET_AT, made + size)
             else:
@@ -347,6 +431,8 @@ def scatter(sheet: int) -> int:
                     to = i64(target + TARGET_WRITTEN_TO)
                     if record_end - record > i64(target + TARGET_END) - SLACK - to:
                         return FULL
+                    if refers != 0 and not _refer(target, record, record_end - record, given):
+                        return FULL
                     _move(to, record, record_end - record)
                     put64(target + TARGET_WRITTEN_TO, to + record_end - record)
                     put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
@@ -354,7 +440,7 @@ def scatter(sheet: int) -> int:
             target = targets
             while target < targets_end:
                 if i64(target + TARGET_BATCH_RECORDS) > 0:
-                    _close(target, at, tables)
+                    _close(target, at, tables, refers)
                 target += TARGET_SIZE
         put64(sheet + 8 * RECORDS_AT, 0)  # What was given was this batch's.
         put64(sheet + 8 * NEXT_OFFSET, base_offset + be32(at + _LAST_DELTA_AT) + 1)

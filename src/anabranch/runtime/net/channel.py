@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Protocol
 
+from anabranch.runtime.gathered import Gathered
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, Buffer, BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
@@ -55,8 +56,9 @@ class FileSlice(Protocol):
     def size(self) -> int: ...
 
 
-Part = bytes | bytearray | memoryview | FileSlice
-_IN_MEMORY = (bytes, bytearray, memoryview)
+Part = bytes | bytearray | memoryview | Gathered | FileSlice
+_IN_ONE_PIECE = (bytes, bytearray, memoryview)
+_IN_MEMORY = (*_IN_ONE_PIECE, Gathered)
 
 
 def memory_size(parts: Iterable[Part]) -> int:
@@ -398,7 +400,12 @@ class FrameChannel:
         try:
             while out and turn > 0:
                 first = out[0]
-                if not isinstance(first, _IN_MEMORY):
+                if isinstance(first, Gathered):
+                    sent = self._transport.send_pieces(*first.unsent)
+                    first.advance(sent)
+                    if not first:
+                        out.popleft()
+                elif not isinstance(first, _IN_ONE_PIECE):
                     sent = self._transport.send_file(first.fd, first.position, min(first.size, turn))
                     if sent == 0:
                         raise OSError("a file ends before the slice of it that was to be sent")
@@ -431,7 +438,7 @@ class FrameChannel:
         batch: list[bytes | bytearray | memoryview] = []
         more = 0
         for part in out:
-            if not isinstance(part, _IN_MEMORY):
+            if not isinstance(part, _IN_ONE_PIECE):
                 more = socket.MSG_MORE
                 break
             if len(batch) == PARTS_PER_CALL_MAX:

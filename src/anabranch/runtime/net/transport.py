@@ -8,12 +8,17 @@ readable (`receive_into`) or writable (the others).
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 ProtocolT = TypeVar("ProtocolT", bound=asyncio.BaseProtocol)
+
+_writev = ctypes.CDLL(None, use_errno=True).writev
+_writev.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_writev.restype = ctypes.c_ssize_t
 
 
 class Transport(Protocol):
@@ -30,6 +35,9 @@ class Transport(Protocol):
 
     def send_parts(self, parts: Sequence[bytes | bytearray | memoryview], flags: int = 0, /) -> int:
         """As `send`, of several parts one after the other."""
+
+    def send_pieces(self, at: int, count: int, /) -> int:
+        """As `send`, of `count` pieces of memory whose addresses and sizes are at `at` (struct iovec)."""
 
     def send_file(self, fd: int, position: int, size: int, /) -> int:
         """As `send`, of a stretch of a file; 0 when the file ends before `position`."""
@@ -51,6 +59,14 @@ class PlainTransport:
     def send_parts(self, parts: Sequence[bytes | bytearray | memoryview], flags: int = 0, /) -> int:
         """As `Transport.send_parts`: one system call."""
         return self._sock.sendmsg(parts, (), flags)
+
+    def send_pieces(self, at: int, count: int, /) -> int:
+        """As `Transport.send_pieces`: one system call."""
+        sent: int = _writev(self.fd, at, count)
+        if sent < 0:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        return sent
 
     def send_file(self, fd: int, position: int, size: int, /) -> int:
         """As `Transport.send_file`: the kernel copies."""

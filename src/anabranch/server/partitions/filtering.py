@@ -30,7 +30,7 @@ from anabranch.machines.partition.sharing import (
 )
 from anabranch.records.batch import headers
 from anabranch.records.compression import COMPRESSION_MASK
-from anabranch.records.filtering import Scatter, Scattered, Selection, Spread
+from anabranch.records.filtering import Gathered, Scatter, Scattered, Selection, Spread, in_one_piece
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
@@ -38,7 +38,7 @@ from anabranch.storage.interface import OffsetOutOfRangeError, Slice, fetched
 
 BLOCK_SIZE = 512 * 1024
 """Bytes of the log that one pass filters where little is asked for."""
-BLOCK_SIZE_MAX = 4 * 1024 * 1024
+BLOCK_SIZE_MAX = 8 * 1024 * 1024
 """Bytes that one pass filters where more is asked for: what a pass costs beside the filtering is for all of them."""
 LOOKED_AT_MAX = 16 * 1024 * 1024
 """Bytes of the log that are filtered for one answer; the reader goes on where it says that it ended."""
@@ -66,14 +66,15 @@ class FilteredSlice(Slice):
 
     __slots__ = ("filtered_to", "parts")
 
-    def __init__(self, parts: Sequence[memoryview], filtered_to: int) -> None:
+    def __init__(self, parts: Sequence[memoryview | Gathered], filtered_to: int) -> None:
         super().__init__(sum(map(len, parts)))
         self.parts = parts
         self.filtered_to = filtered_to
 
     def view(self) -> memoryview:
         """Give the bytes, joined."""
-        return self.parts[0] if len(self.parts) == 1 else memoryview(b"".join(self.parts))
+        pieces = [in_one_piece(part) for part in self.parts]
+        return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     @property
     def wire(self) -> Pieces:  # type: ignore[override]
@@ -140,7 +141,7 @@ class Filters:
         """
         log, book = self._book_of(partition)
         book.sharers.began(asked, offset, self._clock.monotonic_ms())
-        parts: list[memoryview] = []
+        parts: list[memoryview | Gathered] = []
         at, size, looked_at = offset, 0, 0
         enough = size_max * FULL_ENOUGH[0] // FULL_ENOUGH[1]
         try:
@@ -209,8 +210,8 @@ class Filters:
         for each, data in zip(everyone, scattered.data, strict=True):
             self._found.add(len(data))
             if each is not asked:
-                self._keep(partition, log, each, Piece(offset, scattered.next_offset, memoryview(data)))
-        return Piece(offset, scattered.next_offset, memoryview(scattered.data[0])), scattered.size
+                self._keep(partition, log, each, Piece(offset, scattered.next_offset, _as_found(data)))
+        return Piece(offset, scattered.next_offset, _as_found(scattered.data[0])), scattered.size
 
     async def _scatter(self, block: Slice, selection: Selection, spread: Spread) -> Scattered:
         scatter = partial(
@@ -227,6 +228,10 @@ class Filters:
         found, took_s = await loop.run_in_executor(self._thread, lambda: work(block.view(), selection, spread))
         self._cpu_s.add(took_s)
         return found
+
+
+def _as_found(data: bytes | memoryview | Gathered) -> memoryview | Gathered:
+    return memoryview(data) if isinstance(data, bytes) else data
 
 
 def _timed(
