@@ -223,6 +223,8 @@ class Log(NamedTuple):
     topic_id: UUID
     partition: int
     leader_epoch: int
+    cuts: int = 0
+    """How often records were cut from its end: pieces of before are never given again, nor looked at."""
 
 
 class KeptPieces:

@@ -154,6 +154,9 @@ class Filters:
                     else:
                         _check_range(partition, at)
                         self._hits.add()
+                if size and not isinstance(piece.data, memoryview) and len(piece.data) > size_max - size:
+                    self._keep(partition, log, asked, piece)  # To be cut it would have to be copied.
+                    break
                 piece, rest = piece.part(at, limit, size_max - size)
                 if rest is not None:
                     self._keep(partition, log, asked, rest)
@@ -175,7 +178,7 @@ class Filters:
         self._keep(partition, log, asked, Piece(offset, found.filtered_to, found.view()))
 
     def _book_of(self, partition: Partition) -> tuple[Log, _Book]:
-        log = Log(partition.topic_id, partition.name.partition, partition.leader_epoch)
+        log = Log(partition.topic_id, partition.name.partition, partition.leader_epoch, partition.log_cuts)
         book = self._books.pop(log, None) or _Book()
         if partition.leadership is None:
             return log, book

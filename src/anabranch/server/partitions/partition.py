@@ -58,6 +58,7 @@ class Partition:
         "cuts",
         "leadership",
         "log",
+        "log_cuts",
         "messages_in",
         "name",
         "offline_reason",
@@ -87,6 +88,8 @@ class Partition:
         self.offline_reason: str | None = None
         self.cuts = NOTHING_ASKED
         """The cuts of its log as they were asked for last (`server.partitions.cutting`)."""
+        self.log_cuts = 0
+        """How often records at the log's end were cut: what was read before may be of those."""
         self.snapshot_end = -1
         """Where the newest producer snapshot was taken."""
         self.bytes_in = bytes_in
@@ -226,6 +229,7 @@ class Partition:
     def log_cut(self, end: int) -> None:
         """Unsynced records were cut after a failed sync: fold the table of those that are left."""
         events.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
+        self.log_cuts += 1
         self.rebuild_table(self._now_ms)
         self.changed()
 
