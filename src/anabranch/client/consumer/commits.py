@@ -264,6 +264,9 @@ class Commits:
                         self._adjust(pending, tp)
                         failure = ApiError(code, f"ranges of {tp} lie below its stable offset")
                         continue
+                    if code in OUT_OF_GROUP or code in EPOCH_STALE:
+                        self._member.commit_refused(code, identity.epoch, self._context.now_ms())
+                        self._context.changed.set()
                     if code in OUT_OF_GROUP or (code in EPOCH_STALE and self._context.subscription is None):
                         raise _not_committed(code, self._context.group_id)
                     failure = ApiError(code, f"the offset of {tp} could not be committed")

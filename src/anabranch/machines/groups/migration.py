@@ -9,11 +9,13 @@ In between, classic members are reconciled one by one, by the same engine; each 
 
 JoinGroup reports owned partitions and takes one step towards the target, SyncGroup answers the assignment, and
 Heartbeat is answered REBALANCE_IN_PROGRESS when a step is due. A member that does not join, or sync, within its
-rebalance timeout is removed.
+rebalance timeout is removed. One that says it owns what it does not hold was left behind by a generation: it is told
+that it is unknown, which has every client let go of all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from uuid import UUID
 
@@ -24,6 +26,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicMember, group_of, tombstone
 from anabranch.machines.groups.consumer.group import (
     NOTHING,
+    Assignment,
     Classic,
     ConsumerGroup,
     Member,
@@ -108,7 +111,7 @@ def upgrade(
 def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
     """The members as they are. A member has yet to revoke partitions that it owned at its join and was not assigned."""
     assigned = {member_id: embedded.assigned(member.assignment, image) for member_id, member in classic.members.items()}
-    taken = {(topic_id, number) for has in assigned.values() for topic_id, numbers in has for number in numbers}
+    revoking = _unrevoked(classic, assigned, image)
     members = []
     for member_id, member in classic.members.items():
         said = described(member.protocols, member.session_timeout_ms)
@@ -119,16 +122,29 @@ def _from_classic(classic: ClassicGroup, image: Image) -> list[Member]:
             instance_id=member.instance_id,
             rebalance_timeout_ms=member.rebalance_timeout_ms,
         )
-        left: dict[UUID, set[int]] = {}
-        for _, metadata in member.protocols:
-            for topic_id, numbers in embedded.by_id(embedded.subscription(metadata)[1].owned_partitions, image):
-                left.setdefault(topic_id, set()).update(n for n in numbers if (topic_id, n) not in taken)
-        revoking = assignment_of(left)
-        taken.update((topic_id, number) for topic_id, numbers in revoking for number in numbers)
-        state = MemberState.UNREVOKED_PARTITIONS if revoking else MemberState.STABLE
+        left = revoking.get(member_id, NOTHING)
+        state = MemberState.UNREVOKED_PARTITIONS if left else MemberState.STABLE
         generation = classic.generation
-        members.append(Member(member_id, said, generation, generation, state, assigned[member_id], revoking))
+        members.append(Member(member_id, said, generation, generation, state, assigned[member_id], left))
     return members
+
+
+def _unrevoked(classic: ClassicGroup, assigned: Mapping[str, Assignment], image: Image) -> dict[str, Assignment]:
+    """What members said they own, and nobody is assigned. What two said, the one of the later generation has."""
+    taken = {(topic_id, number) for has in assigned.values() for topic_id, numbers in has for number in numbers}
+    subscriptions = [
+        (embedded.subscription(metadata)[1], member_id)
+        for member_id, member in classic.members.items()
+        for _, metadata in member.protocols
+    ]
+    left: dict[str, dict[UUID, set[int]]] = {}
+    for said, member_id in sorted(subscriptions, key=lambda one: -one[0].generation_id):
+        mine = left.setdefault(member_id, {})
+        for topic_id, numbers in embedded.by_id(said.owned_partitions, image):
+            free = {number for number in numbers if (topic_id, number) not in taken}
+            mine.setdefault(topic_id, set()).update(free)
+            taken.update((topic_id, number) for number in free)
+    return {member_id: assignment_of(mine) for member_id, mine in left.items()}
 
 
 def described(protocols: tuple[tuple[str, bytes], ...], session_timeout_ms: int) -> MemberMetadata:
@@ -244,6 +260,8 @@ def join(step: Step, request: JoinGroupRequest, caller: Caller) -> JoinGroupResp
         if member.member_id != member_id:
             replace_member(step, member, member_id, said)
             owned = NOTHING
+        elif not _is_within(owned, member):
+            raise ApiError(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} owns what it was not given; begin anew.")
         elif said != member.described:
             step.put(member_record(step.group_id, member_id, said))
     if calls:
@@ -287,6 +305,12 @@ def _who_joins(step: Step, member_id: str, instance_id: str | None, caller: Call
         return fresh, None if present is None else group.members[present]
     _check_instance(group, member_id, instance_id)
     return member_id, group.members[member_id]
+
+
+def _is_within(owned: Assignment, member: Member) -> bool:
+    """Whether a member holds all that it says it owns: of a generation that left it behind, others may have some."""
+    held = set(member.holds)
+    return all((topic_id, number) in held for topic_id, numbers in owned for number in numbers)
 
 
 def _check_protocols(group: ConsumerGroup, protocols: tuple[tuple[str, bytes], ...], joins_as: str | None) -> None:

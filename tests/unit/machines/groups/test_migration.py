@@ -5,6 +5,8 @@ from __future__ import annotations
 from textwrap import dedent
 from typing import Any
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
@@ -82,6 +84,24 @@ def stable_classic(world: GroupWorld, generation: int, protocol: str = "range", 
             member.owned = assigned(answer.assignment)
             assert member.owned == shares[name]
     return members
+
+
+def rebalance(world: GroupWorld, members: dict[str, Classic], shares: dict[str, str]) -> None:
+    """Let all classic members join again, and the leader give out `shares`."""
+    tickets = {name: world.join_classic(member.name, member.protocols()) for name, member in members.items()}
+    answers = {
+        name: ticket if isinstance(ticket, JoinGroupResponse) else world.answers[ticket]
+        for name, ticket in tickets.items()
+    }
+    leader = next(name for name, answer in answers.items() if answer.member_id == answer.leader)
+    given = [
+        SyncGroupRequestAssignment(member_id=members[name].name, assignment=assignment(share))
+        for name, share in shares.items()
+    ]
+    for name in sorted(members, key=lambda name: name != leader):
+        generation = answers[name].generation_id
+        world.sync_classic(members[name].name, generation, given if name == leader else ())
+        members[name].generation = generation
 
 
 def test_online_migration_as_the_proposal_tells_it() -> None:
@@ -287,19 +307,7 @@ def test_a_new_coordinator_knows_the_classic_members_of_a_group_that_is_moving()
 def test_what_a_member_has_yet_to_let_go_of_when_the_group_moves_is_given_to_nobody() -> None:
     world = GroupWorld(topics(foo=2))
     members = stable_classic(world, 1, "cooperative-sticky", A="foo-0 foo-1", B="")
-    tickets = {name: world.join_classic(member.name, member.protocols()) for name, member in members.items()}
-    answers = {
-        name: ticket if isinstance(ticket, JoinGroupResponse) else world.answers[ticket]
-        for name, ticket in tickets.items()
-    }
-    leader = next(name for name, answer in answers.items() if answer.member_id == answer.leader)
-    given = [
-        SyncGroupRequestAssignment(member_id=members[name].name, assignment=assignment(share))
-        for name, share in {"A": "foo-0", "B": ""}.items()
-    ]
-    for name in sorted(members, key=lambda name: name != leader):
-        world.sync_classic(members[name].name, 2, given if name == leader else ())
-        members[name].generation = 2
+    rebalance(world, members, {"A": "foo-0", "B": ""})
     assert world.told(world.join("N")) == ""  # foo-1 is nobody's by the leader's assignment, and A still reads it
     assert world.told(world.beat("N", 3)) is None
     member = members["A"]
@@ -310,6 +318,18 @@ def test_what_a_member_has_yet_to_let_go_of_when_the_group_moves_is_given_to_nob
     holder = world.group.holders[next(iter(world.image.by_id)), 0]
     assert holder == member.name
     world.beat("N", 3, "")
+    world.check()
+
+
+@pytest.mark.parametrize("later", ["A", "B"])
+def test_of_two_that_say_they_own_a_partition_the_one_of_the_later_generation_has_it(later: str) -> None:
+    world = GroupWorld(topics(foo=2))
+    members = stable_classic(world, 2, "cooperative-sticky", A="foo-0 foo-1", B="")
+    for name, member in members.items():
+        member.owned, member.generation = "foo-1", 2 if name == later else 1
+    rebalance(world, members, {"A": "foo-0", "B": ""})
+    assert world.told(world.join("N")) == ""
+    assert world.group.holders[next(iter(world.image.by_id)), 1] == members[later].name
     world.check()
 
 
@@ -344,6 +364,20 @@ def test_members_that_could_not_be_a_classic_group_are_not_let_in() -> None:
     assert third.error_code == ErrorCode.NONE
     world.leave("N")
     assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
+
+
+def test_who_owns_what_it_does_not_hold_was_left_behind_and_learns_that_it_has_lost_all() -> None:
+    world = GroupWorld(topics(foo=2))
+    member = stable_classic(world, 1, "cooperative-sticky", A="foo-0")["A"]
+    world.join("N")
+    member.owned = "foo-0 foo-1"
+    answer = world.join_classic(member.name, member.protocols())
+    assert isinstance(answer, JoinGroupResponse)
+    assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    member.owned = "foo-0"
+    member.join()
+    assert member.sync() == "foo-0"
+    world.check()
 
 
 def test_who_comes_back_after_it_was_removed_learns_that_it_has_lost_all() -> None:

@@ -6,7 +6,8 @@
 
 Eager members revoke everything before they join. Cooperative members keep their partitions, revoke those that the new
 generation assigns to others, and then join again. The leader waits for partition counts (`wanted_topics`), assigns, and
-joins again when the counts have changed. A member unknown to the coordinator has lost its partitions.
+joins again when the counts have changed. A member unknown to the coordinator, or whose generation is over, has lost its
+partitions, whether a heartbeat tells or a commit.
 """
 
 from __future__ import annotations
@@ -250,6 +251,16 @@ class ClassicMember(PolledMember[Phase]):
             self._again(now_ms)
         self._advance()
 
+    def commit_refused(self, code: ErrorCode, epoch: int, now_ms: int) -> None:
+        """Handle a refused commit. While a join is under way, its answer tells what became of the generation."""
+        if epoch == self._generation and code in LOSING and self._phase in (Phase.UNJOINED, Phase.STABLE):
+            self._flight = 0
+            if code is ErrorCode.ILLEGAL_GENERATION:
+                self._leave_generation(self._member_id)
+            else:
+                self._start_over(now_ms)
+            self._advance()
+
     def done(self, event: Event, now_ms: int) -> None:
         """Report that the application has handled the event."""
         assert event is self._taken
@@ -369,11 +380,15 @@ class ClassicMember(PolledMember[Phase]):
 
     def _start_over(self, now_ms: int) -> None:
         """Start over: to the coordinator, the member id or the generation is unknown."""
-        self._member_id, self._generation = "", NO_GENERATION
+        self._leave_generation("")
+        self._again(now_ms)
+
+    def _leave_generation(self, member_id: str) -> None:
+        """Give up a generation that went on without this member, with all partitions, and join again as `member_id`."""
+        self._member_id, self._generation = member_id, NO_GENERATION
         self._lose()
         self._target = None
-        self._phase, self._rejoin = Phase.UNJOINED, False
-        self._again(now_ms)
+        self._phase, self._due_ms, self._rejoin = Phase.UNJOINED, 0, False
 
     def _fail(self, error: ApiError) -> None:
         self._phase, self._error = Phase.FAILED, error
@@ -461,10 +476,7 @@ class ClassicMember(PolledMember[Phase]):
         elif code is not ErrorCode.NONE:
             self._fail(self._refusal(code))
         elif self._was_left_behind(response.generation_id):
-            self._member_id, self._generation = response.member_id, NO_GENERATION
-            self._lose()
-            self._target = None
-            self._phase, self._due_ms = Phase.UNJOINED, 0
+            self._leave_generation(response.member_id)
         else:
             self._failures = 0
             self._member_id, self._generation = response.member_id, response.generation_id

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Generic, TypeVar
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.clients.membership.steps import MemberSettings, Owned
 
 PhaseT = TypeVar("PhaseT", bound=Enum)
@@ -40,6 +41,9 @@ class PolledMember(ABC, Generic[PhaseT]):
 
     def layout_changed(self) -> None:
         """Report that fetches have shown another layout of a topic; a coordinator that assigns has seen it itself."""
+
+    def commit_refused(self, code: ErrorCode, epoch: int, now_ms: int) -> None:
+        """Report that the coordinator has refused a commit of this epoch; heartbeats of KIP-848 tell what follows."""
 
     @property
     def owned(self) -> frozenset[Owned]:

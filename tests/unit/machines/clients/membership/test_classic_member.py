@@ -224,6 +224,35 @@ def test_a_static_member_that_a_generation_went_on_without_has_lost_what_it_had_
     world.carry_out(Assign(owned(1)))
 
 
+@pytest.mark.parametrize(
+    ("code", "joins_as"), [(ErrorCode.ILLEGAL_GENERATION, "m1"), (ErrorCode.UNKNOWN_MEMBER_ID, "")]
+)
+@pytest.mark.parametrize("strategies", [("range",), COOPERATIVE])
+def test_a_commit_that_is_refused_tells_that_all_is_lost(
+    code: ErrorCode, joins_as: str, strategies: tuple[str, ...]
+) -> None:
+    world = World(*strategies).stable(0, 1)
+    world.member.commit_refused(code, 0, world.now)
+    world.member.commit_refused(ErrorCode.REBALANCE_IN_PROGRESS, 1, world.now)
+    assert world.member.is_member and world.member.event() is None
+    world.member.commit_refused(code, 1, world.now)
+    assert not world.member.is_member
+    world.carry_out(Lost(owned(0, 1)))
+    world.now += 100
+    request = world.sends(JoinGroupRequest)
+    assert request.member_id == joins_as
+    assert not subscriber_of("m", None, strategies[0], request.protocols[0].metadata).owned
+
+
+def test_a_commit_that_is_refused_while_a_join_is_under_way_tells_nothing() -> None:
+    world = World(*COOPERATIVE).stable(0, 1)
+    world.beats(ErrorCode.REBALANCE_IN_PROGRESS)
+    world.sends(JoinGroupRequest)
+    world.member.commit_refused(ErrorCode.ILLEGAL_GENERATION, 1, world.now)
+    assert world.member.is_member and world.member.event() is None
+    assert world.member.owned == owned(0, 1)
+
+
 def test_a_sync_that_a_new_rebalance_overtook_joins_again() -> None:
     world = World()
     world.joins(1)
