@@ -118,7 +118,7 @@ class Commits:
 
     def _of_mine(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
         """What an application's offset says of a shared partition: that of its own keys."""
-        return at if at.shares else self._with_shares(tp, at, self._context.fetcher.to_commit(tp, at.offset))
+        return at if at.shares else self._with_shares(tp, at, self._context.fetcher.to_commit_as_said(tp, at.offset))
 
     def _with_shares(self, tp: TopicPartition, at: OffsetAndMetadata, steps: Sequence[Piece]) -> OffsetAndMetadata:
         """Commit an offset for ranges of keys; a group that has committed nothing begins where this member began."""

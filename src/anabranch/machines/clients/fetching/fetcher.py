@@ -148,6 +148,11 @@ class Fetcher:
         partition = self._state.find(tp)
         return [] if partition is None else sharing.processed(partition, offset)
 
+    def to_commit_as_said(self, tp: TopicPartition, offset: int) -> list[Piece]:
+        """Return the same where an application says the offset, which may be older than keys that were added since."""
+        partition = self._state.find(tp)
+        return [] if partition is None else sharing.said(partition, offset)
+
     def first_position(self, tp: TopicPartition) -> int:
         """Return where this member began in a partition, 0 if it has not."""
         partition = self._state.find(tp)

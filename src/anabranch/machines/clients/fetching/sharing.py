@@ -162,6 +162,18 @@ def processed(partition: Partition, offset: int) -> list[Piece]:
     return found if partition.share or len(found) > 1 else []
 
 
+def said(partition: Partition, offset: int) -> list[Piece]:
+    """The same when the application says so by an offset: of keys that arrived it says no more than it was handed."""
+    position, known = partition.position, partition.floor or partition.done
+    ranges = places(partition.share)
+    if position is None or known is None or all(at <= position for _, _, at in pieces(known, ranges)):
+        return processed(partition, offset)
+    found = partition.done or NOWHERE
+    for start, end, handed in pieces(raised(partition.floor or NOWHERE, ranges, position), ranges):
+        found = raised(found, (Interval(start, end),), min(offset, handed))
+    return pieces(found, ranges)
+
+
 def of_all_keys(partition: Partition) -> int:
     """The group's progress in all keys of a partition, as far as it is known."""
     known = lowest(partition.committed_by_key or NOWHERE, (SPACE,))

@@ -164,3 +164,23 @@ def test_ranges_that_come_during_the_lookup_begin_where_the_group_is_in_them() -
     (fetch,) = found.drain(1_000).fetches
     assert fetch.partitions[TP].asked == Asked((MID,))
     assert found.to_commit(TP, 50) == [(0, 99, 90), (100, 199, 50)]
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_an_offset_that_an_application_says_is_of_no_more_than_it_was_handed_of_keys_that_arrived(
+    filtered: bool,
+) -> None:
+    low, high = Interval(0, 99), Interval(100, SPACE_END)
+    found = member("earliest", low, steps=((0, 99, 10),))
+    found.restart(TP, 40)
+    found.grant([(TP, UUID(int=1))], {TP: (high,)})
+    found.arrive(TP, 10, ((0, 99, 10), (100, SPACE_END, 20)), 40)
+    assert found.position(TP) == 20
+    if not filtered:
+        (fetch,) = found.drain(0).fetches
+        refused = FetchResult(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, None, 100, 100, 0)
+        found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: refused}, 0)
+    assert found.to_commit_as_said(TP, 40) == [(0, 99, 40), (100, SPACE_END, 20)]
+    assert found.to_commit_as_said(TP, 15) == [(0, 99, 40), (100, SPACE_END, 20)]
+    found.restart(TP, 40)
+    assert found.to_commit_as_said(TP, 50) == [] == found.to_commit(TP, 50)
