@@ -242,9 +242,9 @@ def test_what_is_remembered_of_a_removed_partition_goes_with_its_producers() -> 
     table.apply(parse_header(make_batch(1, producer_id=5, producer_epoch=0, base_sequence=0)), 1_000)
     removed.remember(NAME, TOPIC, table)
     removed.save(NAME)
-    removed.expire(1_500, 600)
+    asyncio.run(removed.expire(1_500, 600))
     assert len(RemovedPartitions(DATA, disk)) == 1
-    removed.expire(2_000, 600)
+    asyncio.run(removed.expire(2_000, 600))
     assert not len(removed)
     assert not len(RemovedPartitions(DATA, disk))
 

@@ -394,8 +394,8 @@ def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest
         client.connection.channel.close()
         await asyncio.sleep(0)
         decoded.set()
-        await until(lambda: not client.connection._apart)
-        assert not client.connection._service.pool.in_use and not client.connection._tasks
+        await until(lambda: not client.connection._apart and not client.connection._service.pool.in_use)
+        assert not client.connection._tasks
         client.sock.close()
 
     run(story)
