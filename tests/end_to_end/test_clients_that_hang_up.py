@@ -1,4 +1,8 @@
-"""A client hangs up while its request changes the metadata: the change is made wholly, or not at all."""
+"""A client hangs up before it is answered.
+
+What its request changes in the metadata is changed wholly, or not at all. A request that only reads is dropped, and
+what came behind it is done.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +13,39 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.api_versions import ApiVersionsRequest
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
 from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from anabranch.storage.directory import METADATA_FILE
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
 from tests.support.wire import WireClient, batch
 
 TOPIC_RESOURCE = 2
 CONNECTIONS = "kafka_server_socketservermetrics_connections"
+ANSWERED = 'kafka_network_requestmetrics_totaltime_seconds_count{request="DescribeGroups"}'
+MIB = 1 << 20
+GROUPS = [f"group-{number:0190}" for number in range(250)]
+"""Their names alone make a large request."""
+METADATA_SIZE = 200_000
+HANG_UPS = 16
 
 
 def create(name: str) -> CreateTopicsRequest:
@@ -142,3 +162,52 @@ def test_a_topic_that_somebody_configured_who_hung_up_is_described_as_it_is_stor
     broker.start()
     with WireClient(broker.port) as later:
         assert configured(later, "t") == "123456"
+
+
+# -- reads -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with groups of which a description has 50 MB."""
+    with running(tmp_path_factory.mktemp("crowded"), group_initial_rebalance_delay_ms=0) as broker:
+        with GroupClient(broker.port, 60) as client:
+            client.ready()
+            for group in GROUPS:
+                joined = client.join(group, metadata=bytes(METADATA_SIZE), session_timeout_ms=1_800_000)
+                assert client.call(client.sync_request(group, joined, {joined.member_id: b"a"})).error_code == 0
+            described = client.call(DescribeGroupsRequest(groups=GROUPS))
+            assert {len(it.members[0].member_metadata) for it in described.groups} == {METADATA_SIZE}
+        yield broker
+
+
+def test_descriptions_for_clients_that_have_hung_up_are_not_made(crowded: BrokerProcess) -> None:
+    with WireClient(crowded.port) as friend:
+        answered, resident = crowded.metrics()[ANSWERED], crowded.resident_bytes()
+        crowded.forget_peak()
+        for _ in range(HANG_UPS):
+            with WireClient(crowded.port) as other:
+                other.send(DescribeGroupsRequest(groups=GROUPS))
+            assert friend.call(ApiVersionsRequest()).error_code == ErrorCode.NONE
+        until(lambda: crowded.metrics()[CONNECTIONS] == 1)
+        assert crowded.metrics()[ANSWERED] - answered <= HANG_UPS / 4
+        assert crowded.peak_bytes() - resident < 120 * MIB
+        described = friend.call(DescribeGroupsRequest(groups=GROUPS)).groups
+        assert [(it.group_id, len(it.members)) for it in described] == [(group, 1) for group in GROUPS]
+
+
+def test_what_a_client_wrote_behind_a_read_is_done_although_it_has_hung_up(crowded: BrokerProcess) -> None:
+    with GroupClient(crowded.port, 60) as friend:
+        friend.create("written")
+        read = DescribeGroupsRequest(groups=GROUPS)
+        for number in range(5):
+            with GroupClient(crowded.port, 60) as other:
+                part = OffsetCommitRequestPartition(partition_index=0, committed_offset=number + 7)
+                topics = [OffsetCommitRequestTopic(name="written", partitions=[part])]
+                commit = OffsetCommitRequest(group_id="g", generation_id_or_member_epoch=-1, topics=topics)
+                silent = other.produce_request("written", 0, batch([b"%d" % number]), acks=0)
+                for asked, version in ((read, 5), (silent, 9), (commit, 8), (read, 5), (silent, 9)):
+                    other.send(asked, version)
+            until(lambda: crowded.metrics()[CONNECTIONS] == 1)
+            assert friend.committed("g") == {("written", 0): number + 7}
+            assert [value for _, value in friend.read_all("written", 0, 2 * number)] == [b"%d" % number] * 2

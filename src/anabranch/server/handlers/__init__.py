@@ -248,3 +248,9 @@ _SERVED: dict[int, Endpoint] = {
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
 """By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""
+
+READS = frozenset(
+    (1, 2, 3, 9, 10, 15, 16, 23, 29, 32, 35, 46, 48, 50, 55, 60, 61, 65, 66, 69, 74, 75, 10000, 10004, 10006, 10007)
+)
+"""The APIs that change nothing but what their own client waits for (Metadata and FindCoordinator make what is missing):
+nothing is lost when one is dropped because its client has hung up."""

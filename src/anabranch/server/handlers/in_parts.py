@@ -134,21 +134,33 @@ async def handle_in_parts(
     """Handle a long request."""
     if parts.key is not None:  # Apart from the loop, where 200,000 elements would take too long.
         await asyncio.get_running_loop().run_in_executor(None, parts.once, request)
-    whole: Any = None
+    answers: list[tuple[bool, Any]] = []
     for continued, part in parts.split(request):
         answer = handler(broker, part, call)
         if hasattr(answer, "__await__"):
             answer = await answer
+        if getattr(answer, "error_code", 0):
+            return answer
+        answers.append((continued, answer))
+        await asyncio.sleep(0)
+    return Large(lambda: _joined(parts, answers))
+
+
+def _joined(parts: Parts, answers: list[tuple[bool, Any]]) -> Any:
+    """Make one answer of those to the parts, which are dropped; large ones are made here, one long answer at a time."""
+    whole: Any = None
+    answers.reverse()
+    while answers:
+        continued, answer = answers.pop()
         if isinstance(answer, Large):
-            answer = await asyncio.get_running_loop().run_in_executor(None, answer.make)
+            answer = answer.make()
         if getattr(answer, "error_code", 0):
             return answer
         if whole is None:
             whole = answer
         else:
             parts.join(whole, answer, continued=continued)
-        await asyncio.sleep(0)
-    return Large(lambda: whole)
+    return whole
 
 
 async def gather_in_steps(found: Iterable[T]) -> list[T]:

@@ -5,6 +5,9 @@ connections are not affected. While too many requests wait for their response, o
 no request is begun (`admission.may_begin`), so that a connection holds a bounded amount of memory. The response of a
 request that has begun is awaited even if its connection closes: its handler receives the cancellation.
 
+A peer may hang up while its connection is not read. Then requests that only read are dropped, those in progress and
+those behind them; what else has arrived is handled as if the peer were there (`runtime.net.hang_ups`).
+
 A request of many elements is decoded in a thread, and a large answer is encoded in one. A connection begins no further
 request before the one that was decoded apart is answered.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -36,6 +39,7 @@ from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.loop_steps import LoopSteps, timed
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
+from anabranch.runtime.net.hang_ups import HangUps
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 from anabranch.server.context import (
@@ -47,7 +51,7 @@ from anabranch.server.context import (
     RequestContext,
     keep_message,
 )
-from anabranch.server.handlers import Endpoint
+from anabranch.server.handlers import READS, Endpoint
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
 
@@ -99,6 +103,10 @@ class Service:
     closing: bool = False
     """Whether no further request is begun."""
     api_metrics: dict[int, ApiMetrics] = field(default_factory=dict)
+    hang_ups: HangUps = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hang_ups = HangUps(self.loop)
 
     def metrics_of(self, api_key: int) -> ApiMetrics:
         """The metrics of one API."""
@@ -106,6 +114,10 @@ class Service:
         if found is None:
             found = self.api_metrics[api_key] = ApiMetrics(self.metrics, API[api_key].name)
         return found
+
+
+_DROPPED: Sequence[Part] = []
+"""In place of the answer to a read whose peer has hung up."""
 
 
 class _Place:
@@ -150,13 +162,18 @@ class Connection:
         self._loop = service.loop
         self._forget = on_closed
         self._places: deque[_Place] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}
+        """The tasks of requests in progress, and the API of each."""
+        self._fd = transport.fd
         self._full = False
         self._held = 0
         """Bytes of memory that answers hold, as last noted."""
         self._held_since = 0.0
         self._apart = False
         """Whether a request is handled apart from the loop, so that no further one may begin."""
+        self._hung_up = False
+        self._dropped = False
+        """Whether the turn of a dropped answer has come: a later one would be taken for it, and is not sent."""
         self.channel = FrameChannel(
             service.loop,
             transport,
@@ -209,11 +226,13 @@ class Connection:
 
     def _take_apart(self, frame: memoryview, began: float) -> None:
         """Decode a request in a thread, from a buffer of its own; the connection begins no further one meanwhile."""
+        key = request_key(frame)
+        if self._drops(key):
+            return
         buffer, kept = self.channel.keep_frame(frame)
         self._apart = True
-        self._hold_back()
         decoded = self._service.decoded
-        size = 0 if request_key(kept) in WAITING else DECODED_FACTOR * len(kept)
+        size = 0 if key in WAITING else DECODED_FACTOR * len(kept)
         room: asyncio.Future[None] = self._loop.create_future()
         requests: list[Any] = []
         freed = False
@@ -226,7 +245,10 @@ class Connection:
                 del request
                 before = self._tasks.copy()
                 self._handle(header, requests[0], kept, began, release)
-                await asyncio.gather(*(self._tasks - before), return_exceptions=True)
+                await asyncio.gather(*(self._tasks.keys() - before.keys()), return_exceptions=True)
+            except asyncio.CancelledError:
+                self._send(_DROPPED)
+                raise
             except Exception as error:
                 self._not_decoded(error)
             finally:
@@ -255,10 +277,14 @@ class Connection:
             else:
                 room.set_result(None)
 
-        task = self._loop.create_task(self._service.steps.named("large request", decode()))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._begin("large request", decode(), key)
+        self._hold_back()
         decoded.take(size, begin)
+
+    def _begin(self, work: str, coroutine: Coroutine[Any, Any, None], api_key: int) -> None:
+        task = self._loop.create_task(self._service.steps.named(work, coroutine))
+        self._tasks[task] = api_key
+        task.add_done_callback(self._tasks.pop)
 
     def _handle(
         self,
@@ -268,6 +294,8 @@ class Connection:
         began: float,
         release: Callable[[], None] = keep_message,
     ) -> None:
+        if self._drops(header.api_key):
+            return
         endpoint = self._service.endpoints.get(header.api_key)
         if endpoint is None:
             self.violate(f"API key {header.api_key} is not served")
@@ -316,11 +344,8 @@ class Connection:
     def _await(self, answer: Awaitable[Any], header: RequestHeader, metrics: ApiMetrics, began: float) -> None:
         place = _Place()
         self._places.append(place)
+        self._begin(metrics.name, self._finish(answer, place, header, metrics, began), header.api_key)
         self._hold_back()
-        finish = self._service.steps.named(metrics.name, self._finish(answer, place, header, metrics, began))
-        task = self._loop.create_task(finish)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _handle_apart(self, answer: Apart, request: Any, frame: memoryview) -> Awaitable[Any]:
         """Handle a request in a buffer of its own; the connection begins no further one meanwhile."""
@@ -354,7 +379,11 @@ class Connection:
             else:
                 place.parts = ()
         except asyncio.CancelledError:
-            self.channel.close()  # Later answers would wait for this one, which will not come.
+            if self._hung_up:
+                place.parts = _DROPPED
+                self._flush()
+            else:
+                self.channel.close()  # Later answers would wait for this one, which will not come.
             raise
         except CloseConnectionError as error:
             events.debug("connection closed", peer=self.peer, reason=error)
@@ -374,7 +403,7 @@ class Connection:
             place.parts = parts
             self._places.append(place)
         else:
-            self.channel.write(parts)
+            self._write(parts)
         if self._places or self.channel.unsent:
             self._note_answers()
         self._hold_back()
@@ -396,10 +425,15 @@ class Connection:
         places = self._places
         while places and (parts := places[0].parts) is not None:
             places.popleft()
-            self.channel.write(parts)
+            self._write(parts)
         if places or self.channel.unsent or self._held:
             self._note_answers()
         self._go_on()
+
+    def _write(self, parts: Sequence[Part]) -> None:
+        self._dropped = self._dropped or parts is _DROPPED
+        if not self._dropped:
+            self.channel.write(parts)
 
     @property
     def _may_begin(self) -> bool:
@@ -409,6 +443,8 @@ class Connection:
         if not self._full and not self._may_begin:
             self._full = True
             self.channel.pause()
+            if not READS.isdisjoint(self._tasks.values()):
+                self._service.hang_ups.watch(self._fd, self._on_hung_up)
 
     def _go_on(self) -> None:
         if self._full and self._may_begin:
@@ -424,6 +460,19 @@ class Connection:
         self._go_on()
 
     # -- the end -----------------------------------------------------------------------------------------------------
+
+    def _on_hung_up(self) -> None:
+        """The peer has ended its stream, of which some may be left: drop the reads in progress."""
+        self._hung_up = True
+        reads = [task for task, api_key in self._tasks.items() if api_key in READS]
+        self._loop.call_soon(_cancel, reads)  # One loop turn later, as when the channel is closed.
+
+    def _drops(self, api_key: int) -> bool:
+        """Whether a request is dropped, because it only reads, and its peer has hung up."""
+        if not self._hung_up or api_key not in READS:
+            return False
+        self._send(_DROPPED)
+        return True
 
     def violate(self, reason: str) -> None:
         """Close a connection with a protocol violation by the peer."""
@@ -454,6 +503,7 @@ class Connection:
             events.debug("connection lost", peer=self.peer, reason=error)
         elif error is not None:
             self._warn(error)
+        self._service.hang_ups.forget(self._fd)
         self._places.clear()
         self._held = 0
         self._service.answers.note(self, 0)

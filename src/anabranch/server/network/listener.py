@@ -166,3 +166,4 @@ class Listener:
             await asyncio.sleep(0.01)
         for connection in list(self._connections.values()):
             connection.channel.close()
+        self._service.hang_ups.close()

@@ -15,6 +15,7 @@ import pytest
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from anabranch.protocol.frames import decode_request, encode_request
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from anabranch.protocol.messages.list_groups import ListGroupsRequest
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
@@ -22,7 +23,7 @@ from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConne
 from anabranch.server.handlers import Endpoint, Handler, Operation
 from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection, Service
 
-HEARTBEAT = 12
+HEARTBEAT, LIST_GROUPS = 12, 16
 VERSION = 4
 NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
 
@@ -311,6 +312,107 @@ def test_a_request_handled_apart_may_want_no_answer_or_the_connection_closed() -
         assert await client.answers(1) == [2]
         await until(lambda: client.closed)
         assert client.connection._service.pool.in_use == 0
+        client.sock.close()
+
+    run(story)
+
+
+# -- a peer that hangs up while its connection is not read ---------------------------------------------------------
+
+
+class Served:
+    """Two APIs whose answers wait: heartbeats, which change something, and group listings, which do not."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.given: dict[int, asyncio.Future[Any]] = {}
+        self.client = Client(self._beat)
+        endpoints = cast(dict[int, Endpoint], self.client.connection._service.endpoints)
+        endpoints[LIST_GROUPS] = Endpoint(self._list, Operation.DESCRIBE)
+
+    def _wait(self, number: int) -> Awaitable[Any]:
+        self.begun.append(number)
+        self.given[number] = asyncio.get_running_loop().create_future()
+        return self.given[number]
+
+    def _beat(self, broker: BrokerContext, request: HeartbeatRequest, call: RequestContext) -> Awaitable[Any]:
+        return self._wait(request.generation_id)
+
+    def _list(self, broker: BrokerContext, request: ListGroupsRequest, call: RequestContext) -> Awaitable[Any]:
+        return self._wait(int(request.states_filter[0]))
+
+
+def listing(number: int, size: int = 0) -> bytes:
+    """A request that only reads, and is decoded in a thread where it has `size`."""
+    request = ListGroupsRequest(states_filter=[str(number), "x" * min(size, 30_000), "x" * size])
+    return b"".join(bytes(part) for part in encode_request(request, 4, number, "a client"))
+
+
+FULL = range(IN_FLIGHT_PER_CONNECTION_MAX)
+BEHIND = IN_FLIGHT_PER_CONNECTION_MAX
+
+
+def test_reads_are_dropped_when_the_peer_has_hung_up_and_what_came_behind_them_is_done() -> None:
+    async def story() -> None:
+        served = Served()
+        client = served.client
+        await client.send(*map(listing, FULL), listing(BEHIND), heartbeat(BEHIND + 1))
+        await until(lambda: len(served.begun) == len(FULL))
+        client.sock.close()
+        await until(lambda: all(each.cancelled() for each in served.given.values()))
+        await until(lambda: client.closed)
+        assert served.begun == [*FULL, BEHIND + 1], "the read behind is not begun, the other request is"
+
+    run(story)
+
+
+def test_a_peer_that_ends_its_side_alone_is_sent_the_answers_before_the_first_that_was_dropped() -> None:
+    async def story() -> None:
+        served = Served()
+        client = served.client
+        await client.send(heartbeat(0), *map(listing, FULL[1:]), heartbeat(BEHIND))
+        await until(lambda: len(served.begun) == len(FULL))
+        client.sock.shutdown(socket.SHUT_WR)
+        await until(lambda: all(served.given[number].cancelled() for number in FULL[1:]))
+        assert served.begun == [*FULL] and not client.closed
+        served.given[0].set_result(HeartbeatResponse())
+        assert await client.answers(1) == [0]
+        await until(lambda: client.closed)
+        assert served.begun == [*FULL, BEHIND]
+        assert await asyncio.get_running_loop().sock_recv(client.sock, 1) == b""
+        client.sock.close()
+
+    run(story)
+
+
+def test_a_large_read_that_waits_for_memory_is_dropped_when_the_peer_has_hung_up() -> None:
+    async def story() -> None:
+        served = Served()
+        client, decoded = served.client, served.client.connection._service.decoded
+        decoded.take(decoded.size_max, lambda: None)
+        await client.send(listing(1, LARGE_REQUEST_SIZE), heartbeat(2), listing(3, LARGE_REQUEST_SIZE))
+        await until(lambda: decoded.waiting)
+        client.sock.close()
+        await until(lambda: client.closed)
+        await until(lambda: not client.connection._service.pool.in_use)
+        decoded.give(decoded.size_max)
+        assert served.begun == [2] and not decoded.held and not decoded.waiting
+
+    run(story)
+
+
+def test_no_write_is_dropped_when_the_peer_has_hung_up_however_large() -> None:
+    async def story() -> None:
+        served = Served()
+        client = served.client
+        await client.send(large(1), listing(2, LARGE_REQUEST_SIZE), large(3), heartbeat(4))
+        client.sock.shutdown(socket.SHUT_WR)
+        for number in (1, 3):
+            await until(lambda number=number: number in served.given)  # type: ignore[misc]
+            assert served.begun[-1] == number
+            served.given[number].set_result(HeartbeatResponse())
+        await until(lambda: client.closed)
+        assert served.begun in ([1, 3, 4], [1, 2, 3, 4]), "the read may have begun before the hang-up was known"
         client.sock.close()
 
     run(story)
