@@ -158,7 +158,10 @@ class FetchingDriver:
         self.handout.skip(tp, ranges)
 
     def forget_skips(self, tp: TopicPartition, stable: int) -> None:
-        """Forget the ranges below the group's stable offset."""
+        """Forget the ranges below the group's stable offset, as far as this consumer has processed all before them."""
+        if self.unfinished is not None and tp in self.fetcher.assignment:
+            position = self.fetcher.position(tp)
+            stable = stable if position is None else min(stable, self.unfinished.tracker.stable(tp, position))
         self.handout.forget_skips(tp, stable)
 
     async def poll(self, timeout_s: float | None, records_max: int) -> list[Record]:

@@ -122,11 +122,15 @@ class Handout:
                 joined.append((first, last))
         self.skip(tp, joined)
 
-    def forget_skips(self, tp: TopicPartition, stable: int) -> None:
-        """Forget the skipped ranges below the group's stable offset."""
+    def forget_skips(self, tp: TopicPartition, offset: int) -> None:
+        """Forget the skipped ranges below an offset, as far as all before them is handed out.
+
+        The group's stable offset may be further, moved by the very ranges that this consumer has yet to leave out.
+        """
         ranges = self._skips.get(tp)
-        if ranges is not None and ranges[0][1] < stable:
-            self.skip(tp, ranges[bisect_left(ranges, stable, key=lambda bounds: bounds[1]) :])
+        position = None if ranges is None else self.consumed_of(tp)
+        if ranges is not None and position is not None and ranges[0][1] < min(offset, position):
+            self.skip(tp, ranges[bisect_left(ranges, min(offset, position), key=lambda bounds: bounds[1]) :])
 
     def _skipped(self, tp: TopicPartition, start: int, end: int) -> Ranges:
         ranges = self._skips.get(tp, ())

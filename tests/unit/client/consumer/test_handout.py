@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from uuid import UUID
 
 from anabranch.base.ids import TopicPartition
+from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
+from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
 from anabranch.machines.lineage import Lineage
 
@@ -58,3 +61,51 @@ def test_partitions_that_were_taken_back_are_not_gone_back_to() -> None:
     fetcher.assign([P1])
     handout.go_back()
     assert fetcher.positions() == {P1: 20}
+
+
+def skipped(handout: Handout, tp: TopicPartition) -> list[tuple[int, int]]:
+    return list(handout._skipped(tp, 0, 1_000))
+
+
+def test_ranges_below_the_stable_offset_are_left_out_until_all_before_them_is_handed_out() -> None:
+    fetcher, handout = reading()
+    handout.skip(P0, [(8, 9), (12, 14), (20, 20)])
+    handout.forget_skips(P0, 21)
+    assert skipped(handout, P0) == [(12, 14), (20, 20)], "the position is 12: a commit of 11-11 moves the stable offset"
+    next(handout.one_by_one([record(0, 10), record(0, 11)]))
+    fetcher.seek(P0, 30)
+    handout.forget_skips(P0, 21)
+    assert skipped(handout, P0) == [(12, 14), (20, 20)], "a loop that is left goes back to 11"
+    list(handout.one_by_one([record(0, 29)]))
+    handout.forget_skips(P0, 20)
+    assert skipped(handout, P0) == [(20, 20)]
+    handout.forget_skips(P0, 21)
+    assert skipped(handout, P0) == []
+
+
+def test_ranges_are_left_out_while_the_position_is_being_looked_up() -> None:
+    fetcher = Fetcher(FetcherSettings())
+    fetcher.assign([P0])
+    handout = Handout(fetcher, check_crcs=True)
+    handout.forget_skips(P1, 21)
+    handout.skip(P0, [(12, 14)])
+    handout.forget_skips(P0, 21)
+    assert skipped(handout, P0) == [(12, 14)]
+
+
+def test_ranges_are_left_out_while_a_record_before_them_is_not_done() -> None:
+    settings = ConsumerSettings(acknowledgement_mode="explicit")
+    driver = FetchingDriver(settings, SimpleNamespace())  # type: ignore[arg-type]
+    driver.fetcher.assign([P0])
+    tracker = driver.track().tracker
+    driver.fetcher.seek(P0, 30)
+    tracker.begin(P0, 11)
+    tracker.take(P0, [record(0, 11)], 30, skipped=[(12, 14)])
+    driver.skip(P0, [(12, 14)])
+    driver.forget_skips(P1, 21)
+    driver.forget_skips(P0, 21)
+    assert skipped(driver.handout, P0) == [(12, 14)], "what is not done may be handed out again from 11 on"
+    entry = tracker.next(0)
+    assert entry is not None and tracker.done(entry.lease, 1)
+    driver.forget_skips(P0, 21)
+    assert skipped(driver.handout, P0) == []
