@@ -71,6 +71,16 @@ class World:
         wanted = (at for at in range(start, end) if ranges is None or has(ranges, PLACES[self.log[at]]))
         return b"".join(self.batches[at] for at in wanted)
 
+    def check_ranges(self) -> None:
+        """Of no key is a later record committed, and an earlier one not."""
+        gaps: dict[bytes, int] = {}
+        for at, key in enumerate(self.log):
+            place = PLACES[key]
+            if at in self.ranges or at < self.committed.lowest(Interval(place, place)):
+                assert key not in gaps, f"{key!r}: {at} is committed, {gaps[key]} is not"
+            else:
+                gaps.setdefault(key, at)
+
     def process(self, offset: int) -> None:
         key = self.log[offset]
         before = [at for at in range(offset) if self.log[at] == key and at not in self.processed]
@@ -81,8 +91,9 @@ class World:
 class Member:
     """A fetcher, and its application."""
 
-    def __init__(self, world: World, chance: random.Random, *, tracked: bool) -> None:
-        self.world, self.chance = world, chance
+    def __init__(self, world: World, chance: random.Random, *, tracked: bool, refused: float = 0.0) -> None:
+        """`refused`: the probability that a commit of ranges is refused."""
+        self.world, self.chance, self.refused = world, chance, refused
         self.fetcher = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
         self.keys: KeyRanges = ()
         """What it has; nothing where empty."""
@@ -130,7 +141,7 @@ class Member:
     def lose(self, keys: KeyRanges) -> None:
         """Revoke ranges as the group does: what runs of them ends, what is done is committed, and they go."""
         if self.tracker is not None:
-            self.tracker.part(TP, [entry for entry in self.tracker.open(TP) if has(keys, PLACES[entry.key or b""])])
+            self.tracker.part(TP, [entry for entry in self.tracker.entries(TP) if has(keys, PLACES[entry.key or b""])])
             for entry in self.tracker.running([TP], leaving=True):
                 self.finish(entry.lease)
         self.commit()
@@ -160,8 +171,13 @@ class Member:
             raised = [(one, two, max(at, old)) for one, two, old in before]
             self.world.committed = set_to(self.world.committed, (Interval(start, end),), raised)
         if self.tracker is not None:
-            for first, last in self.tracker.take_fresh().get(TP, ()):
+            fresh = self.tracker.take_fresh()
+            if self.chance.random() < self.refused:
+                self.tracker.give_back(fresh)
+                return
+            for first, last in fresh.get(TP, ()):
                 self.world.ranges.update(range(first, last + 1))
+            self.world.check_ranges()
 
     def die(self) -> None:
         """Nothing is committed: what was processed meanwhile is processed again."""
@@ -170,7 +186,7 @@ class Member:
             if has(self.keys, place) and at >= self.world.committed.lowest(Interval(place, place)):
                 self.world.excused.add(at)
         keys, self.keys = self.keys, ()
-        self.__init__(self.world, self.chance, tracked=self.tracker is not None)  # type: ignore[misc]
+        self.__init__(self.world, self.chance, tracked=self.tracker is not None, refused=self.refused)  # type: ignore[misc]
         assert keys
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -291,3 +307,23 @@ def test_each_record_is_processed_once_and_each_key_in_order(seed: int, tracked:
     assert again <= world.excused
     for member in members:
         member.commit()
+
+
+@pytest.mark.parametrize("seed", range(thorough(1_000, 10)))
+def test_no_later_record_of_a_key_is_committed_alone_where_commits_of_ranges_are_refused(seed: int) -> None:
+    chance = random.Random(seed)
+    world = World()
+    members = [Member(world, chance, tracked=True, refused=0.5) for _ in range(2)]
+    members[0].gain((SPACE,))
+    for _ in range(100):
+        for _ in range(chance.randrange(12)):
+            world.append(chance.choice(KEYS[:8]))
+        for member in members:
+            for step in (member.send, member.receive, member.read, member.work):
+                step()
+            if chance.random() < 0.4:
+                member.commit()
+        if chance.random() < 0.3:
+            moved(members, chance)
+        world.check_ranges()
+    assert world.ranges

@@ -290,6 +290,51 @@ def test_a_partition_that_comes_back_waits_for_a_record_that_still_runs(orphanin
     assert tracker.done(100, 1)
 
 
+def test_what_is_done_of_keys_that_go_to_others_goes_along_and_is_not_committed_later() -> None:
+    keys = (b"a", b"b", b"c", b"b", b"a", b"c", b"b")
+    tracker = taken([(40 + number, key) for number, key in enumerate(keys)])
+    tp = PARTITIONS[0]
+    while (entry := tracker.next(0)) is not None:
+        if entry.offset not in (40, 45):
+            tracker.done(entry.lease, 1)
+    assert tracker.take_fresh() == {tp: [(41, 43), (46, 46)]}
+    tracker.part(tp, [entry for entry in tracker.entries(tp) if entry.key == b"b"])
+    tracker.give_back({tp: [(41, 43), (46, 46)]})
+    assert tracker.fresh == 2
+    tracker.part_with(tp)
+    assert tracker.fresh == 1
+    assert tracker.take_fresh() == {tp: [(42, 42)]}
+    tracker.give_back({tp: [(41, 43), (46, 46)]})
+    assert tracker.take_fresh() == {tp: [(42, 42)]}, "they went meanwhile"
+    assert tracker.stable(tp, 47) == 40 and tracker.unfinished == 3
+
+
+def test_ranges_that_are_given_back_twice_are_committed_once() -> None:
+    tracker = taken([(offset, None) for offset in range(40, 50)])
+    running = run_all(tracker)
+    for offset in (43, 44, 45, 48):
+        tracker.done(running[offset].lease, 1)
+    fresh = tracker.take_fresh()
+    tracker.done(running[46].lease, 1)
+    tracker.give_back({PARTITIONS[0]: [(44, 44), *fresh[PARTITIONS[0]]]})
+    tracker.give_back(fresh)
+    assert tracker.fresh == 2
+    assert tracker.take_fresh() == {PARTITIONS[0]: [(43, 46), (48, 48)]}
+
+
+def test_what_is_given_back_of_records_that_were_taken_again_is_not_committed_before_they_are_done() -> None:
+    tracker, tp = taken([(offset, None) for offset in range(40, 44)]), PARTITIONS[0]
+    for entry in list(run_all(tracker).values())[1:]:
+        tracker.done(entry.lease, 1)
+    fresh = tracker.take_fresh()
+    tracker.forget(tp)
+    tracker.room(tp, 40)
+    tracker.take(tp, [Given(offset, None, b"", 100 + offset) for offset in range(40, 44)], 44)
+    tracker.done(run_all(tracker)[42].lease, 1)
+    tracker.give_back(fresh)
+    assert tracker.take_fresh() == {tp: [(42, 42)]}
+
+
 def test_what_was_taken_first_runs_first_so_that_few_ranges_are_left() -> None:
     settings = TrackerSettings()
     chance = Random(1)

@@ -112,7 +112,7 @@ class Unfinished:
     async def part(self, tp: TopicPartition, keys: KeyRanges) -> None:
         """Let no record run any more whose key lies in ranges that go to others."""
         leaving: list[Entry] = []
-        for number, entry in enumerate(self.tracker.open(tp), 1):
+        for number, entry in enumerate(self.tracker.entries(tp), 1):
             if number % PLACED_MAX == 0:
                 await asyncio.sleep(0)
             place = self._fetcher.place(tp, entry.key, entry.offset)

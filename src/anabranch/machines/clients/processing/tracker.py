@@ -17,7 +17,9 @@ between unfinished records, how many ranges exist. A record is taken while the b
 
 Of a shared partition the member has some of the keys (`exact`): other members finish the records between, so a range is
 of its own records alone. Where ranges of keys are added (`stands`), the position may go back: records of added keys are
-taken behind others of the partition, and come before those. Where some are taken away, their records leave (`part`).
+taken behind others of the partition, and come before those. Where some are taken away, their records leave (`part`),
+also those that are done and not committed: committed later, without those that the stable offset has passed meanwhile,
+they would have an earlier record of a key come again, and a later one not.
 
 A forgotten partition (revoked, lost, or its position was moved) takes its records along. Those that run may be left as
 orphans (`orphaning`): until an orphan ends, records of its key wait if the partition comes back, and its end counts for
@@ -28,7 +30,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing.values import Entry, Item, Ranges, Room, Stage, TrackerSettings
@@ -370,32 +372,36 @@ class Tracker:
         return found
 
     def give_back(self, ranges: Mapping[TopicPartition, Ranges]) -> None:
-        """Take back ranges of `take_fresh` whose commit failed; those that the stable offset has passed are left out.
+        """Take back ranges of `take_fresh` whose commit failed, without what the stable offset has passed, or has left.
 
         Nothing is taken back of a partition that was forgotten meanwhile: nobody commits for it.
         """
         for tp, given in ranges.items():
             tracked = self._partitions.get(tp)
-            if tracked is None:
-                continue
-            stable = tracked.stable
-            done = self._finished_spans(tracked)
-            for first, last in given:
-                if first > stable and (first, last) in done:
-                    self.fresh += tracked.add(first, last)
+            if tracked is not None:
+                self._set_fresh(tracked, [*tracked.starts.items(), *given])
 
-    def _finished_spans(self, tracked: _Tracked) -> _Spans:
-        return _Spans((entry.first, entry.offset) for entry in tracked.order if entry.stage is Stage.FINISHED)
+    def _set_fresh(self, tracked: _Tracked, ranges: Ranges) -> None:
+        """Have as fresh what of some ranges is done by records that are here."""
+        self.fresh -= len(tracked.starts)
+        tracked.starts, tracked.ends = {}, {}
+        left = deque(sorted(ranges))
+        end = -1
+        for entry in tracked.order:
+            while left and left[0][0] <= entry.offset:
+                end = max(end, left.popleft()[1])
+            if entry.offset <= end and entry.stage is Stage.FINISHED:
+                self.fresh += tracked.add(entry.first, entry.offset)
 
     # -- the end of a partition ---------------------------------------------------------------------------------------
 
-    def open(self, tp: TopicPartition) -> list[Entry]:
-        """Return the records of a partition that are not finished, in order."""
+    def entries(self, tp: TopicPartition) -> list[Entry]:
+        """Return the records of a partition from the first unfinished one on, in order."""
         tracked = self._partitions.get(tp)
-        return [] if tracked is None else [entry for entry in tracked.order if entry.stage is not Stage.FINISHED]
+        return [] if tracked is None else list(tracked.order)
 
     def part(self, tp: TopicPartition, leaving: Iterable[Entry]) -> None:
-        """Let open records of a partition run no more, whose keys go to others. What runs goes on; then `part_with`."""
+        """Let records of a partition run no more, whose keys go to others. What runs goes on; then `part_with`."""
         tracked = self._partitions.get(tp)
         if tracked is None:
             return
@@ -413,8 +419,10 @@ class Tracker:
         running: list[Entry] = []
         kept: deque[Entry] = deque()
         for entry in tracked.order:
-            if not entry.leaving or entry.stage is Stage.FINISHED:
+            if not entry.leaving:
                 kept.append(entry)
+                continue
+            if entry.stage is Stage.FINISHED:
                 continue
             self.unfinished -= 1
             tracked.unfinished -= 1
@@ -434,6 +442,7 @@ class Tracker:
             elif entry.key is not None:
                 self._orphans.setdefault(tp, {})[entry.key] = tracked.keys[entry.key] = entry
         tracked.order = kept
+        self._set_fresh(tracked, list(tracked.starts.items()))
         self._advance(tracked)
         return running
 
@@ -498,19 +507,3 @@ class Tracker:
         tracked = self._partitions.get(entry.partition)
         if tracked is not None:
             self._end_of_turn(tracked, entry)
-
-
-class _Spans:
-    """A set of adjoining spans, to ask whether a range is a union of some of them."""
-
-    def __init__(self, spans: Iterator[tuple[int, int]]) -> None:
-        self._last_of = dict(spans)
-
-    def __contains__(self, wanted: tuple[int, int]) -> bool:
-        at, last = wanted
-        while at <= last:
-            end = self._last_of.get(at)
-            if end is None:
-                return False
-            at = end + 1
-        return True
