@@ -163,15 +163,22 @@ def processed(partition: Partition, offset: int) -> list[Piece]:
 
 
 def said(partition: Partition, offset: int) -> list[Piece]:
-    """The same when the application says so by an offset: of keys that arrived it says no more than it was handed."""
+    """The same when the application says so by an offset: it speaks of the records below it that it was handed.
+
+    Of keys that arrived that may be fewer than below the offset. Of keys that it was handed more of before, it says no
+    more than the offset, and what the group has committed stays.
+    """
     position, known = partition.position, partition.floor or partition.done
-    ranges = places(partition.share)
-    if position is None or known is None or all(at <= position for _, _, at in pieces(known, ranges)):
+    if position is None or known is None:
         return processed(partition, offset)
-    found = partition.done or NOWHERE
-    for start, end, handed in pieces(raised(partition.floor or NOWHERE, ranges, position), ranges):
-        found = raised(found, (Interval(start, end),), min(offset, handed))
-    return pieces(found, ranges)
+    ranges = places(partition.share)
+    handed = pieces(raised(known, ranges, position), ranges)
+    catches_up = any(at > position for _, _, at in handed)
+    found = partition.committed_by_key or frontier_of((), outside=partition.committed or partition.start or 0)
+    for start, end, at in handed:
+        found = raised(found, (Interval(start, end),), min(offset, at) if catches_up else offset)
+    steps = pieces(found, ranges)
+    return steps if partition.share or len(steps) > 1 else []
 
 
 def of_all_keys(partition: Partition) -> int:

@@ -167,20 +167,34 @@ def test_ranges_that_come_during_the_lookup_begin_where_the_group_is_in_them() -
 
 
 @pytest.mark.parametrize("filtered", [True, False])
-def test_an_offset_that_an_application_says_is_of_no_more_than_it_was_handed_of_keys_that_arrived(
-    filtered: bool,
-) -> None:
+def test_an_offset_that_an_application_says_is_of_what_it_was_handed_below_it_of_each_key(filtered: bool) -> None:
     low, high = Interval(0, 99), Interval(100, SPACE_END)
     found = member("earliest", low, steps=((0, 99, 10),))
     found.restart(TP, 40)
     found.grant([(TP, UUID(int=1))], {TP: (high,)})
-    found.arrive(TP, 10, ((0, 99, 10), (100, SPACE_END, 20)), 40)
+    found.committed_by_key(TP, ((0, 99, 12), (100, SPACE_END, 20)), 12)
+    found.arrive(TP, 12, ((0, 99, 12), (100, SPACE_END, 20)), 40)
     assert found.position(TP) == 20
     if not filtered:
         (fetch,) = found.drain(0).fetches
         refused = FetchResult(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, None, 100, 100, 0)
         found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: refused}, 0)
-    assert found.to_commit_as_said(TP, 40) == [(0, 99, 40), (100, SPACE_END, 20)]
-    assert found.to_commit_as_said(TP, 15) == [(0, 99, 40), (100, SPACE_END, 20)]
+    assert found.to_commit_as_said(TP, 50) == [(0, 99, 40), (100, SPACE_END, 20)], "no more than was handed"
+    assert found.to_commit_as_said(TP, 15) == [(0, 99, 15), (100, SPACE_END, 20)], "no more than was said"
+    assert found.to_commit_as_said(TP, 5) == [(0, 99, 12), (100, SPACE_END, 20)], "no less than is committed"
+    assert found.to_commit(TP, 20) == [(0, 99, 40), (100, SPACE_END, 20)], "by default all that was handed"
+    found.restart(TP, 60)
+    assert found.to_commit_as_said(TP, 60) == [] == found.to_commit(TP, 60)
+
+
+def test_an_offset_behind_what_was_handed_out_is_that_offset_of_all_keys_long_after_some_arrived() -> None:
+    low, high = Interval(0, 99), Interval(100, 199)
+    found = member("earliest", low, steps=((0, 99, 10),))
     found.restart(TP, 40)
-    assert found.to_commit_as_said(TP, 50) == [] == found.to_commit(TP, 50)
+    found.grant([(TP, UUID(int=1))], {TP: (high,)})
+    found.committed_by_key(TP, ((0, 99, 12),), 20)
+    found.arrive(TP, 12, ((0, 99, 12), (100, 199, 20)), 40)
+    found.restart(TP, 60)
+    assert found.to_commit_as_said(TP, 30) == [(0, 199, 30)], "not 40 of the keys that it had"
+    assert found.to_commit_as_said(TP, 15) == [(0, 99, 15), (100, 199, 20)]
+    assert found.to_commit_as_said(TP, 70) == [(0, 199, 70)], "an application may pass over records"
