@@ -136,6 +136,12 @@ ORDER = (
         f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
     ),
     Mutation(
+        "deleted records count as read while their owner hands them out",
+        (Edit("machines/progress.py", "return max(position, given_at) < log_start", "return False"),),
+        story("records_are_deleted_under_a_slow_owner"),
+        f"{EDGE}::test_records_deleted_under_a_slow_owner_come_before_those_that_another_member_waits_with[ours]",
+    ),
+    Mutation(
         "a gate that opened by time stays open: read for ever",
         (
             Edit(

@@ -115,5 +115,8 @@ def test_records_deleted_before_and_behind_a_closed_gate_take_no_others_with_the
         it.delete_records(1, 3)
         it.keeps(lambda: not group.handed_from[1], "the gate is open")
         it.delete_records(0)
+        if library == "stock":  # What it still hands out of the deleted records nobody knows but by its commits.
+            it.keeps(lambda: not group.handed_from[1], "the gate is open")
+            group.owner(0).commit({0: last + 1})
         it.until(lambda: group.handed_from[1] == 3, "records are left out")
         it.finish()

@@ -158,6 +158,26 @@ def test_a_parent_whose_unread_end_was_deleted_holds_nothing_up(
         it.check_that_it_tested(closed=False, moved=False)
 
 
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_records_deleted_under_a_slow_owner_come_before_those_that_another_member_waits_with(
+    shared: BrokerProcess, workers: Workers, library: str
+) -> None:
+    """It has fetched them, and hands them out one by one: the log start said that the group had read them."""
+    with stage(shared.address, f"fetched-{library}", 1, workers) as it:
+        group = it.group(library, members=2, commit="each", delay_ms=50, records_max=1)
+        it.until_owned(group, [0])
+        name = next(name for name in map("moves{}".format, itertools.count()) if place_of(name, 1, 2) == 1)
+        it.load.send(100, keys=1, name=name)
+        it.until(lambda: group.handed_from[0] > 5, "nothing was read")
+        it.resize(2)
+        it.load.send(5, keys=1, name=name)
+        it.delete_records(0)
+        handed = group.handed_from[0]
+        it.finish(20)
+        assert group.handed_from[0] > handed + 20, "nothing was handed out that was deleted"
+        it.check_that_it_tested(closed=False)
+
+
 def test_partitions_that_are_made_again_keep_the_order(shared: BrokerProcess, workers: Workers) -> None:
     """Shrink, delete, remove the empty partitions, grow again; one group has read everything before, one nothing."""
     with stage(shared.address, "again", 1, workers) as it:

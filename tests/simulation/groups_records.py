@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+from anabranch.base.ids import NO_LEADER_EPOCH
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
@@ -44,6 +45,8 @@ class Log:
     end: int = 0
     entries: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
     """By offset: the leader epoch, and the record; None for a marker."""
+    gone: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
+    """The records that were deleted: members that had fetched them hand them out."""
 
     def append(self, record: Sent | None) -> int:
         """Append a record, or a marker."""
@@ -54,8 +57,12 @@ class Log:
     def delete_before(self, offset: int) -> None:
         """Delete the records before an offset."""
         for gone in range(self.start, offset):
-            del self.entries[gone]
+            self.gone[gone] = self.entries.pop(gone)
         self.start = max(self.start, offset)
+
+    def sent(self, offset: int) -> tuple[int, Sent | None]:
+        """Return the leader epoch and the record at an offset, deleted or not; None for a marker."""
+        return self.entries.get(offset) or self.gone.get(offset, (NO_LEADER_EPOCH, None))
 
     def next_record(self, offset: int) -> int:
         """Return the first offset from `offset` on with a record; the end without one."""
@@ -214,6 +221,10 @@ class GroupEdge(ApplicationEdge):
         log = None if topic is None else topic.logs.get(partition[1])
         return log is None or offset < max(log.start, self._reset_to.get(partition, 0))
 
+    def _is_late_by_right(self, record: Handed, last: Handed, now_ms: int) -> bool:
+        passed_over = record.offset < self._reset_to.get(record.partition, 0)  # No reset is told to the next owner.
+        return passed_over or super()._is_late_by_right(record, last, now_ms)
+
     def _find(self, stream: Stream, number: int) -> tuple[Partition, int] | None:
         topic = self._topic(stream[0])
         found = None if topic is None else topic.places.get((int(stream[1]), number))
@@ -222,7 +233,7 @@ class GroupEdge(ApplicationEdge):
     def _gate_began_ms(self, record: Handed) -> int | None:
         topic = self._topic(record.partition[0])
         assert topic is not None
-        layout, _ = topic.logs[record.partition[1]].entries[record.offset]
+        layout, _ = topic.logs[record.partition[1]].sent(record.offset)
         return topic.layouts_ms[layout] if layout > 0 else None
 
     def _is_quiet(self, partition: Partition, now_ms: int) -> bool:
@@ -290,9 +301,8 @@ class GroupEdge(ApplicationEdge):
     def handed(self, member: str, topic: Topic, number: int, offsets: Iterable[int], now_ms: int) -> None:
         """Check records that an application is handed. OrderError."""
         for offset in offsets:
-            entry = topic.logs[number].entries.get(offset) if number in topic.logs else None
-            if entry is not None and entry[1] is not None:
-                record = entry[1]
+            record = topic.logs[number].sent(offset)[1] if number in topic.logs else None
+            if record is not None:
                 handed = Handed(topic.life, str(record.key), record.number, (topic.life, number), offset)
                 self.delivered(member, handed, now_ms)
 

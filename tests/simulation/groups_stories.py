@@ -147,6 +147,25 @@ def records_before_a_gate_are_deleted() -> None:
         world.until(lambda: world.given() == {0, 1}, 2 * POLL_INTERVAL_MS)
 
 
+def records_are_deleted_under_a_slow_owner() -> None:
+    """It has fetched them, and hands them out one by one: those that another member waits with come after them."""
+    with quiet(commits=("auto",)) as world:
+        first = world.start(GROUP)
+        world.until(lambda: world.owned(first) == [{0}])
+        first.reader.room = 1
+        for _ in range(4):
+            world.send_all()
+        handed = world.edges[GROUP].by_partition
+        world.until(lambda: handed[world.topic.life, 0] > 4)
+        world.resize_to(2)
+        world.send_all()
+        world.start(GROUP)
+        log, before = world.topic.logs[0], handed[world.topic.life, 0]
+        log.delete_before(log.end)
+        world.until(lambda: handed[world.topic.life, 1] == world.topic.logs[1].end, 2 * POLL_INTERVAL_MS)
+        assert handed[world.topic.life, 0] > before + 4, "nothing was handed out that was deleted"
+
+
 def another_owner_has_all_its_time() -> None:
     """An owner without commits has had its time, and its partition counts as read; then another member owns it.
 

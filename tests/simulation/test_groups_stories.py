@@ -18,6 +18,7 @@ from tests.simulation.groups_stories import (
     a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent,
     an_owner_that_comes_back_has_all_its_time,
     another_owner_has_all_its_time,
+    records_are_deleted_under_a_slow_owner,
     records_before_a_gate_are_deleted,
     the_first_records_behind_a_gate_were_deleted,
     unread_records_were_deleted,
@@ -112,6 +113,7 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
         a_partition_is_removed_and_made_again_while_nobody_reads,
         a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent,
         the_first_records_behind_a_gate_were_deleted,
+        records_are_deleted_under_a_slow_owner,
         records_before_a_gate_are_deleted,
     ],
 )

@@ -6,6 +6,7 @@ handed, and its commits; producers number the records of each key. The promise, 
 - first deliveries come in the order of sending, and none is left out;
 - a record whose predecessor lies in another partition is handed out only after that predecessor was committed;
 - a record is handed out again only to an owner that began when the record was not committed;
+- one that was deleted after a member had fetched it may be left out, and is not handed out after a later one;
 - no two applications have a partition at the same time.
 
 A commit may be in doubt: of `committing` and not yet `committed` nobody knows whether a coordinator has seen it. Doubt
@@ -155,7 +156,7 @@ class ApplicationEdge:
         self._changed_ms.setdefault(record.partition, now_ms)
         last = self._last.get(record.stream)
         if last is not None and record.number <= last.number:
-            self._delivered_again(member, record)
+            self._delivered_again(member, record, now_ms)
             return
         self._nothing_left_out(member, record, last, now_ms)
         before = self._predecessor(record, last)
@@ -171,14 +172,22 @@ class ApplicationEdge:
 
     # -- the promise ---------------------------------------------------------------------------------------------------
 
-    def _delivered_again(self, member: str, record: Handed) -> None:
+    def _delivered_again(self, member: str, record: Handed, now_ms: int) -> None:
         known = self._places[record.stream].get(record.number)
         if known is not None and known != (record.partition, record.offset):
             raise OrderError(f"{member} was handed {record}, which is at {known}, too: appended twice")
         floor = self._floors.get((member, record.partition), 0)
         if record.offset < floor:
             raise OrderError(f"{member} was handed {record} again; {floor} was committed before it began there")
+        last = self._last[record.stream]
+        if known is None and not self._is_late_by_right(record, last, now_ms):
+            raise OrderError(f"{member} was handed {record} for the first time, after {last}")
         self.repetitions += 1
+
+    def _is_late_by_right(self, record: Handed, last: Handed, now_ms: int) -> bool:
+        """Whether a record may be handed out for the first time after a later one of its key."""
+        is_old = record.number <= last.number - PLACES_MAX
+        return is_old or self._begins_late or self._opened_by_time(record.partition, last, now_ms)
 
     def _nothing_left_out(self, member: str, record: Handed, last: Handed | None, now_ms: int) -> None:
         if last is None and self._begins_late:

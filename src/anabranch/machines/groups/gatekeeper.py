@@ -225,15 +225,15 @@ class Gatekeeper:
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
             raw = standing.raw(topic, number, None if was is None else was.offset, owner)
-            position = standing.progress(topic, number, raw)
-            counted: int | Frontier = position
+            passed = standing.passed(topic, number, raw, owner)
+            counted: int | Frontier = passed
             if was is not None and was.frontier is not None:
-                counted = shares.through(was.frontier, lambda at: standing.progress(topic, number, max(at, raw)))
+                counted = shares.through(was.frontier, lambda at: standing.passed(topic, number, max(at, raw), owner))
             stall = standing.stalls.get((topic.topic_id, number))
             if stall is not None and self.is_stalled(group, gates, (topic.topic_id, number), was, raw):
-                reached = max(position, stall.reached)
+                reached = max(passed, stall.reached)
                 counted = shares.at_least(counted, reached) if isinstance(counted, Frontier) else reached
-            return Stand(raw, position, counted, was)
+            return Stand(raw, standing.progress(topic, number, raw), passed, counted, was)
 
         return stand
 
@@ -303,12 +303,11 @@ class Gatekeeper:
         group_id = group.group_id
         at = topic.topic_id, number
         was = self.offsets.current(group_id, topic.name, number)
-        timeout_ms = owner.described.rebalance_timeout_ms
-        gates.standing.tenures.pop(at, None)
+        gates.standing.give(topic, number, owner.member_id)
         if owner.described.classic is None:
             gates.standing.unlearned.setdefault(owner.member_id, set()).add(at)
         if was is None and not self.starts.reads_from_beginning(group_id, topic.topic_id):
-            gates.standing.begin_tenure(topic, number, owner.member_id, timeout_ms, now_ms)
+            gates.standing.begin_tenure(topic, number, owner.member_id, owner.described.rebalance_timeout_ms, now_ms)
         waited = gates.waited.pop(at, None)
         gates.unsure.pop(at, None)
         made = gates.evaluated.get(topic.topic_id)
@@ -527,7 +526,7 @@ class Gatekeeper:
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner)
-        position = standing.progress(topic, number, raw)
+        position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)
         frontier = was.frontier if is_shared and was is not None else None
@@ -576,12 +575,13 @@ class Gatekeeper:
         need = gates.wanted.get(at, -1)
         if watch.position >= (topic.log_end(at[1]) if need < 0 else need) and at not in gates.unsure:
             return
+        position = max(watch.position, topic.log_start(at[1]))
         offset, asked_ms = gates.asked.get(at, (-1, 0))
-        if at in gates.asking or (watch.position == offset and now_ms - asked_ms < LOOK_MS):
+        if at in gates.asking or (position == offset and now_ms - asked_ms < LOOK_MS):
             return
-        gates.asked[at] = watch.position, now_ms
+        gates.asked[at] = position, now_ms
         gates.asking[at] = None
-        asks.setdefault(at[0], {})[at[1]] = watch.position
+        asks.setdefault(at[0], {})[at[1]] = position
 
 
 def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:

@@ -27,6 +27,8 @@ class Stand(NamedTuple):
     """The committed offset, or what stands for one; -1 for the log start."""
     position: int
     """What it counts for."""
+    passed: int
+    """What it counts for in the gates of others: not the log start while the owner may hand out what lies below."""
     counted: int | Frontier
     """What it counts for in the gates of others, by key: more where they open by time, or where sharers are ahead."""
     committed: Position | None
@@ -192,11 +194,11 @@ class Evaluated:
         return None if verdict.is_closed or verdict.ahead < 0 else verdict.ahead
 
     def crosses(self, partition: int, position: int) -> bool:
-        """Whether a position lies in another segment than the one that the gates were decided with."""
+        """Whether what a position counts for in the gates of others lies in another segment than at their decision."""
         before = self.stands.get(partition)
         assert self.topic.lineage is not None
         layout_at = self.topic.lineage.layout_at
-        return before is not None and layout_at(partition, position) != layout_at(partition, before.position)
+        return before is not None and layout_at(partition, position) != layout_at(partition, before.passed)
 
     def is_behind(self, partition: int, raw: int) -> bool:
         """Whether a position lies before the one that the gates were decided with."""

@@ -87,6 +87,7 @@ class GroupGates:
             *known,
             standing.reports,
             standing.tenures,
+            standing.given,
             standing.answers,
             standing.stalls,
             standing.watches,

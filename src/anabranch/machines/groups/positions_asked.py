@@ -294,7 +294,7 @@ def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> To
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
     raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
-    position = standing.progress(topic, at[1], raw)
+    position = standing.passed(topic, at[1], raw, owner)
     if not keeper.is_stalled(group, gates, at, was, raw):
         return Told(position)
     stall, made = standing.stalls[at], gates.evaluated.get(at[0])

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.image import TopicImage
-from anabranch.machines.progress import Tenure, is_stalled, progress, start_of
+from anabranch.machines.progress import Tenure, is_stalled, may_hold, progress, start_of
 
 At = tuple[UUID, int]
 NEVER = -(1 << 62)
@@ -37,6 +37,13 @@ class Report(NamedTuple):
 
     owner: str
     position: int
+
+
+class Given(NamedTuple):
+    """Where a partition began when a member was given it: below that the member has fetched nothing."""
+
+    owner: str
+    log_start: int
 
 
 class Answer(NamedTuple):
@@ -95,6 +102,7 @@ class Standing:
 
     reports: dict[At, Report] = field(default_factory=dict)
     tenures: dict[At, Tenure] = field(default_factory=dict)
+    given: dict[At, Given] = field(default_factory=dict)
     answers: dict[At, Answer] = field(default_factory=dict)
     stalls: dict[At, Stall] = field(default_factory=dict)
     watches: dict[At, Watch] = field(default_factory=dict)
@@ -136,6 +144,17 @@ class Standing:
             raw, topic.log_start(partition), lambda offset: self.next_record((topic.topic_id, partition), offset)
         )
 
+    def passed(self, topic: TopicImage, partition: int, raw: int, owner: Owner) -> int:
+        """What the position `raw` counts for in the gates of others: its progress, but for what its owner may hold."""
+        at, log_start = (topic.topic_id, partition), topic.log_start(partition)
+        member_id = owner(at)[0] if raw < log_start else ""
+        if member_id:
+            given = self.given.get(at)
+            given_at = -1 if given is None or given.owner != member_id else given.log_start
+            if may_hold(raw, log_start, given_at):
+                return max(raw, given_at, 0)
+        return self.progress(topic, partition, raw)
+
     def next_record(self, at: At, offset: int) -> int | None:
         """The leader's answer for an offset, if it is known."""
         answer = self.answers.get(at)
@@ -158,6 +177,14 @@ class Standing:
         at = topic.topic_id, partition
         end = min(topic.log_end(partition), topic.stable_end(partition))
         self.tenures[at] = Tenure(member_id, now_ms, end, timeout_ms)
+
+    def give(self, topic: TopicImage, partition: int, member_id: str) -> None:
+        """Note that a member is given a partition, and where that begins; what was noted of another owner is over."""
+        at, log_start = (topic.topic_id, partition), topic.log_start(partition)
+        self.tenures.pop(at, None)
+        self.given.pop(at, None)
+        if log_start > 0:
+            self.given[at] = Given(member_id, log_start)
 
     def speak(self, member_id: str, now_ms: int) -> None:
         """Note that a member has spoken."""
@@ -184,6 +211,7 @@ class Standing:
         if not kept:
             self.heard.discard(member_id)
             self.spoken.pop(member_id, None)
+        self.given = {at: given for at, given in self.given.items() if given.owner != member_id or at in kept}
         for known in (self.reports, self.tenures, self.stalls):
             gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
             for at in gone:

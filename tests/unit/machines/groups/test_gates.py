@@ -29,7 +29,7 @@ def evaluated(
 
     def stand(number: int) -> Stand:
         position = positions[number]
-        return Stand(position, position, (counted or positions)[number], (committed or {}).get(number))
+        return Stand(position, position, position, (counted or positions)[number], (committed or {}).get(number))
 
     made.decide(list(made.left), stand)
     assert not made.left
@@ -92,9 +92,9 @@ def test_a_moved_position_has_only_those_decided_anew_that_waited_on_it() -> Non
     made = evaluated(topic, {0: 4, 1: 4, 2: 0, 3: 0})
     assert set(made.closed) == {2, 3}
     assert made.crosses(0, 5) and not made.crosses(0, 3)
-    made.moved(0, Stand(5, 5, 5, None))
+    made.moved(0, Stand(5, 5, 5, 5, None))
     assert set(made.left) == {0, 2}
-    assert made.decide(list(made.left), lambda _: Stand(-1, 0, 0, None))
+    assert made.decide(list(made.left), lambda _: Stand(-1, 0, 0, 0, None))
     assert set(made.closed) == {3} and made.verdicts.get(2, OPEN) is OPEN
 
 
@@ -134,6 +134,6 @@ def test_decisions_cost_by_the_relatives_that_they_look_at() -> None:
     while made.left:
         some, room = made.next(10)
         assert sum(cost[number] for number in some[:-1]) < 10 and room == 10 - sum(cost[number] for number in some)
-        made.decide(some, lambda number: Stand(0, 0, 0, None))
+        made.decide(some, lambda number: Stand(0, 0, 0, 0, None))
         decided += some
     assert decided == [*range(16)]

@@ -104,12 +104,14 @@ def test_what_others_ask_says_nothing(client: str, host: str) -> None:
 def test_a_question_alone_says_nothing_before_its_partition_is_committed() -> None:
     """A client of the same name may have asked, and the owner not yet: gates may open for other reasons meanwhile."""
     topic = grown()
-    world, epoch = begun(topic)
+    world, _ = begun(topic)
     heard(world, {0: LATEST})
+    second = settle(world, "B", world.join("B").member_epoch)
     topic.starts[0] = 5
     world.set_topics(topic.image())
-    settle(world, "A", epoch)
-    assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 0}
+    world.leave("A")
+    settle(world, "B", second)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {1: 0}
 
 
 def test_a_question_after_the_commit_says_nothing() -> None:
