@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.client import Admin, Consumer, Producer
+from anabranch.client import Admin, Consumer, Producer, SubscriptionPattern
 from tests.end_to_end.test_gates_by_time import name_at
 from tests.support.applications import Workers, stage
 from tests.support.broker import BrokerProcess, running
@@ -93,6 +93,41 @@ def test_records_deleted_from_a_partition_that_waits_take_no_others_with_them(tm
 
     with running(tmp_path, **QUICK) as broker:
         asyncio.run(scenario(broker.address))
+
+
+@pytest.mark.parametrize("wider", ["wide-a wide-b", "wide-.*"])
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_topic_that_a_member_subscribes_to_later_is_read_from_its_end(
+    shared: BrokerProcess, protocol: str, wider: str
+) -> None:
+    """The member had not seen its partitions when it began, and took them for new ones: it read all history."""
+    prefix = f"{protocol}-{len(wider)}-"
+
+    async def scenario() -> None:
+        names = [f"{prefix}wide-a", f"{prefix}wide-b"]
+        async with Admin(shared.address) as admin, Producer(shared.address) as producer:
+            for name in names:
+                await admin.create_topics(name, partitions=2)
+                for number in range(20):
+                    await producer.send(name, f"history-{number}", key=f"k{number}")
+            await producer.flush()
+            consumer = Consumer(shared.address, group_id=prefix, group_protocol=protocol, auto_offset_reset="latest")
+            async with consumer, asyncio.timeout(30):
+                consumer.subscribe(names[0])
+                while len(consumer._fetcher.positions()) < 2:
+                    assert not await consumer.poll(0.1)
+                consumer.subscribe(SubscriptionPattern(prefix + wider) if "*" in wider else names)
+                while len(consumer._fetcher.positions()) < 4:
+                    assert not await consumer.poll(0.1), "history"
+                for name in names:
+                    await producer.send(name, "live", key="k")
+                await producer.flush()
+                got: list[tuple[str, bytes | None]] = []
+                while len(got) < 2:
+                    got += [(record.topic, record.value) for record in await consumer.poll(0.2)]
+                assert sorted(got) == [(name, b"live") for name in names]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("library", ["ours", "stock"])

@@ -203,9 +203,9 @@ def an_owner_that_comes_back_has_all_its_time() -> None:
         client = world.start(GROUP)
         world.until(lambda: world.owned(client) == [{0}])
         world.run_until(world.now_ms + POLL_INTERVAL_MS * 3 // 4)
-        client.subscribe(Subscription(frozenset({"another"})))
+        world.after(0, client.subscribe, Subscription(frozenset({"another"})))
         world.until(lambda: world.owned(client) == [set()])
-        client.subscribe(world.subscription())
+        world.after(0, client.subscribe, world.subscription())
         world.until(lambda: world.owned(client) == [{0}])
         world.run_until(world.now_ms + POLL_INTERVAL_MS // 2)
         assert world.owned(client) == [{0}], "the child does not wait for the owner that came back"

@@ -83,8 +83,9 @@ class Group:
         self._context.fetcher.announce(enabled=hasattr(key_listener, "on_partition_key_assigned"))
         if "drive" in self._context.jobs:
             if first:
-                self._driver.first_seen = None
-            self._driver.join()
+                self._driver.begin()
+            else:
+                self._driver.resubscribe()
 
     def start(self) -> None:
         """Join, if a subscription exists and the member is not running yet."""

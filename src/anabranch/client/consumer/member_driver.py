@@ -40,7 +40,9 @@ class MemberDriver:
         self._waits_until_ms: int | None = None
         """The end of the member's present wait, or the last one; None for one without an end."""
         self.first_seen: dict[str, frozenset[int]] | None = None
-        """The partitions of each topic when this member began; None before the first metadata."""
+        """The partitions of each topic when this member first subscribed to it; None before the first metadata."""
+        self._patterns: set[str] = set()
+        """The patterns of which `first_seen` has the topics."""
 
     async def drive(self) -> None:
         assert self._context.subscription is not None
@@ -62,6 +64,31 @@ class MemberDriver:
                     self._context.changed.clear()
                     self._waits_until_ms = at_ms
                     await self._context.changed.wait(None if at_ms is None else max(0, at_ms - self._now_ms()) / 1000)
+
+    def begin(self) -> None:
+        """Join anew after the member had unsubscribed."""
+        self.first_seen = None
+        self._patterns.clear()
+        self.join()
+
+    def resubscribe(self) -> None:
+        """Join with another subscription: not before it is recorded what exists of the topics that are new in it."""
+        wanted = self._context.subscription
+        assert wanted is not None
+        seen = () if self.first_seen is None else self.first_seen
+        is_known = wanted.topics <= set(seen) and wanted.pattern in {None, *self._patterns}
+        if is_known or self._settings.auto_offset_reset != "latest":
+            self.join()
+        else:
+            self._context.job("record", self._record_and_join)
+
+    async def _record_and_join(self) -> None:
+        recorded: Subscription | None = None
+        while recorded != (wanted := self._context.subscription) and wanted is not None:
+            await self._record_partitions()
+            recorded = wanted
+        if wanted is not None:
+            self.join()
 
     def poll_due(self, deadline_ms: int) -> None:
         """Have the member look at the deadline of the next poll, if it would wait for longer."""
@@ -138,16 +165,21 @@ class MemberDriver:
                 await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
 
     async def _record_partitions(self) -> None:
-        """Record the existing partitions: partitions that appear later are read from their log start."""
-        assert self._context.subscription is not None
-        names = None if self._context.subscription.pattern is not None else sorted(self._context.subscription.topics)
+        """Record what exists of topics that were not subscribed to: what appears later is read from its log start."""
+        wanted = self._context.subscription
+        assert wanted is not None
         try:
-            topics = await self._context.cluster.topics(names)
+            topics = await self._context.cluster.topics(None if wanted.pattern is not None else sorted(wanted.topics))
         except (AnabranchError, OSError):
             return
-        self.first_seen = {
-            name: frozenset(info.partitions) for name, info in topics.items() if isinstance(info, TopicInfo)
-        }
+        known = [compile_pattern(pattern) for pattern in sorted(self._patterns)]
+        seen = {} if self.first_seen is None else self.first_seen
+        for name, info in topics.items():
+            if name not in seen and not any(matches(name) for matches in known):
+                seen[name] = frozenset(info.partitions) if isinstance(info, TopicInfo) else frozenset()
+        self.first_seen = seen
+        if wanted.pattern is not None:
+            self._patterns.add(wanted.pattern)
 
 
 def _version(connection: Connection, request: Any) -> int:
