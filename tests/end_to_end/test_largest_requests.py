@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
+from itertools import count
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,6 +27,7 @@ from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetF
 from tests.fuzz.arrays import DEEP, DIFFERING, PARTITIONS, SAME, TIMEOUT_S, TOPIC, Place, begin, send
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
+from tests.support.groups import assigned, assignment, subscription
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch
 
@@ -144,3 +147,30 @@ def test_a_group_of_many_members_is_described_in_short_steps(rig: Rig) -> None:
         assert sorted(it.member_id for it in described.members) == sorted(f"m{number}" for number in range(members))
         assert [it.member_id for it in described.members] == sorted(it.member_id for it in described.members)
         assert {tuple(it.subscribed_topic_names) for it in described.members} == {("nowhere",)}
+
+
+def test_a_large_classic_group_is_joined_and_assigned_in_short_steps(rig: Rig) -> None:
+    members, connections = 800, 100
+    groups = (f"large-{number}" for number in count())
+
+    def join_and_sync() -> list[str]:
+        group = next(groups)
+        with contextlib.ExitStack() as opened:
+            clients = [opened.enter_context(GroupClient(rig.broker.port, TIMEOUT_S)) for _ in range(connections)]
+            times = {"session_timeout_ms": 120_000, "rebalance_timeout_ms": 120_000}
+            asked = clients[0].join_request(group, metadata=subscription(TOPIC), **times)
+            sent = [(client, client.send(asked, 3)) for client in clients for _ in range(members // connections)]
+            joined = [(client, client.receive(one)) for client, one in sent]
+            assert {(it.error_code, it.generation_id) for _, it in joined} == {(0, 1)}
+            ((led_by, leader),) = [(client, it) for client, it in joined if it.member_id == it.leader]
+            given = {it.member_id: assignment(f"{TOPIC}-{number}") for number, (_, it) in enumerate(joined)}
+            followers = [(client, it) for client, it in joined if it is not leader]
+            sent = [(client, client.send(client.sync_request(group, it), 3)) for client, it in followers]
+            sent.append((led_by, led_by.send(led_by.sync_request(group, leader, given), 3)))
+            return [assigned(client.receive(one).assignment) for client, one in sent]
+
+    with GroupClient(rig.broker.port, TIMEOUT_S) as client:
+        for _ in range(3):
+            client.ready("large-0")
+    owned = in_short_steps(rig.broker, join_and_sync)
+    assert sorted(owned) == sorted(f"{TOPIC}-{number}" for number in range(members))

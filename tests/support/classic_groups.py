@@ -233,7 +233,9 @@ class GroupWorld:
             return
         assert group.leader in members if members else group.leader is None
         assert set(group.joining) <= (members if group.state is ClassicState.PREPARING_REBALANCE else set())
-        assert set(group.syncing) <= (members if group.state is ClassicState.COMPLETING_REBALANCE else set())
+        syncs = group.state is ClassicState.COMPLETING_REBALANCE or group.answers_later
+        assert set(group.syncing) <= (members if syncs else set())
+        assert not group.answers_later or group.state is ClassicState.STABLE
         assert set(group.unsynced) <= members
         assert not group.unsynced or group.state in (ClassicState.COMPLETING_REBALANCE, ClassicState.STABLE)
         assert not members or group.state is not ClassicState.EMPTY
@@ -255,6 +257,8 @@ class GroupWorld:
             others.add(("classic", "g", "join"))
         if group.unsynced:
             others.add(("classic", "g", "sync"))
+        if group.answers_later:
+            others.add(("classic", "g", "answers"))
         assert others | (sessions - silent) <= set(self.timers) <= others | sessions
 
 

@@ -59,6 +59,6 @@ class FirstOffsets:
         """Whether a partition existed when the group began in its topic, which may be with this decision."""
         begins = self._starts.get(group.group_id, topic.topic_id) is None and not (
             (group.members and topic.name in subscriptions(group, self._offsets.image, self._regexes))
-            or self._offsets.of_topic(group.group_id, topic)
+            or self._offsets.has_begun(group.group_id, topic)
         )
         return begins or self._starts.existed(group.group_id, topic, number)

@@ -512,14 +512,17 @@ class Offsets:
         position = self.positions.get(group_id, topic, partition)
         return position if position is not None and self._is_current(topic, position) else None
 
-    def of_topic(self, group_id: str, topic: TopicImage) -> dict[int, Position]:
-        """A group's positions in an existing topic, by partition."""
-        found: dict[int, Position] = {}
-        for number in topic.readable:
-            position = self.positions.get(group_id, topic.name, number)
-            if position is not None and position.topic_id in (topic.topic_id, NO_TOPIC_ID):
-                found[number] = position
-        return found
+    def has_begun(self, group_id: str, topic: TopicImage) -> bool:
+        """Whether a group has a position in an existing topic."""
+        ids = (topic.topic_id, NO_TOPIC_ID)
+        positions = self.positions.of_group(group_id)
+        if len(positions) < topic.size:  # A first member of a wide topic finds none to look at.
+            return any(
+                name == topic.name and position.topic_id in ids and topic.has(number)
+                for (name, number), position in positions.items()
+            )
+        found = (positions.get((topic.name, number)) for number in topic.readable)
+        return any(position is not None and position.topic_id in ids for position in found)
 
     def _is_current(self, topic: str, position: Position) -> bool:
         """Whether a position is of the topic that has the name now."""

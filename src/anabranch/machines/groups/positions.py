@@ -122,6 +122,10 @@ class Positions:
         """Whether an open transaction has committed anything for the group."""
         return any(groups.get(group_id) for groups in self._pending.values())
 
+    def of_group(self, group_id: str) -> Mapping[Partition, Position]:
+        """Everything that a group has committed, by topic and partition: to be looked at, as it changes."""
+        return self._of(group_id)
+
     def entries(self, group_id: str) -> Iterator[tuple[Partition, Position]]:
         """Everything that a group has committed."""
         yield from self._of(group_id).items()

@@ -60,7 +60,7 @@ class Settling:
             for topic in filter(None, map(by_name.get, sorted(self._topics.keys() & now & before))):
                 self._settle(group_id, topic, draft, now_ms, begun=True)
         for topic in filter(None, map(by_name.get, sorted(now - before))):
-            begun = bool(self._offsets.of_topic(group_id, topic))
+            begun = self._offsets.has_begun(group_id, topic)
             self._settle(group_id, topic, draft, now_ms, begun=begun)
         for topic in filter(None, map(by_name.get, sorted(before - now))):
             if self._starts.get(group_id, topic.topic_id) is not None:
@@ -125,7 +125,7 @@ class Settling:
             group = self._groups.get(group_id)
             subscribed = frozenset() if group is None or not group.members else self._subscription(group)
             for topic in topics:
-                if topic.name in subscribed or self._offsets.of_topic(group_id, topic):
+                if topic.name in subscribed or self._offsets.has_begun(group_id, topic):
                     settled += len(topic.readable)
                     self._settle(group_id, topic, draft, now_ms, begun=True, records_max=PARTITIONS_AT_A_TIME)
                 else:

@@ -227,3 +227,19 @@ def test_without_memory_new_offsets_are_refused_and_those_that_are_there_go_on()
     assert "other" not in offsets.positions
     assert commit(offsets, None, 3) == ErrorCode.NONE, "less memory than before"
     assert commit(offsets, None, 3, partition=1, metadata="x" * 101) == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("count", [3, 30], ids=["fewer partitions than positions", "more"])
+def test_a_group_has_begun_in_a_topic_where_it_has_a_position_in_one_of_its_partitions(count: int) -> None:
+    image = topics(foo=count, bar=8)
+    offsets = Offsets(GroupSettings(), image)
+    foo = image.by_name["foo"]
+    assert not offsets.has_begun("g", foo)
+    for partition in range(8):
+        commit(offsets, None, 5, topic="bar", partition=partition)
+    assert not offsets.has_begun("g", foo) and offsets.has_begun("g", image.by_name["bar"])
+    commit(offsets, None, 5, partition=2)
+    assert offsets.has_begun("g", foo) and not offsets.has_begun("h", foo)
+    for left in ((0, 1), tuple(range(3, 30))):
+        assert not offsets.has_begun("g", replace(foo, partitions=left)), "the partition is gone"
+    assert not offsets.has_begun("g", replace(foo, topic_id=topic_id("anew"))), "the topic was made anew"

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -96,9 +96,11 @@ NEXT: dict[tuple[ClassicState, ClassicEvent], ClassicState | None] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ClassicMember:
-    """A member, with the fields of its last JoinGroup."""
+class ClassicMember(NamedTuple):
+    """A member, with the fields of its last JoinGroup.
+
+    A tuple, which is made in half of the time: each generation makes the members anew in one step.
+    """
 
     member_id: str
     instance_id: str | None
@@ -113,7 +115,10 @@ class ClassicMember:
 
     def metadata(self, protocol_name: str | None) -> bytes:
         """The member's metadata for this protocol."""
-        return next((metadata for name, metadata in self.protocols if name == protocol_name), b"")
+        for name, metadata in self.protocols:
+            if name == protocol_name:
+                return metadata
+        return b""
 
     @property
     def protocol_names(self) -> Collection[str]:
@@ -170,6 +175,8 @@ class ClassicGroup:
     joining: dict[str, ParkedJoin] = field(default_factory=dict)
     syncing: dict[str, Hashable] = field(default_factory=dict)
     """Tickets of parked SyncGroup requests by member id."""
+    answers_later: bool = False
+    """Whether a timer is set to answer more of them: the leader's assignment is stored."""
     unsynced: dict[str, None] = field(default_factory=dict)
     """Members of this generation without a SyncGroup yet."""
     new: set[str] = field(default_factory=set)
@@ -239,7 +246,7 @@ class ClassicGroup:
     def rename(self, member_id: str, new_id: str) -> None:
         """Give a static member another id, in its place and with its role."""
         self.members = {
-            new_id if known == member_id else known: replace(member, member_id=new_id) if known == member_id else member
+            new_id if known == member_id else known: member._replace(member_id=new_id) if known == member_id else member
             for known, member in self.members.items()
         }
         instance_id = self.members[new_id].instance_id
@@ -355,15 +362,15 @@ def apply(group: ClassicGroup, value: GroupMetadataValue | None) -> ClassicGroup
 def _restored(stored: MemberMetadata, protocol_name: str, known: ClassicMember | None) -> ClassicMember:
     """The member of a record; the record lacks the protocols that a live member supports beside the chosen one."""
     chosen = (protocol_name, bytes(stored.subscription))
-    return ClassicMember(
-        member_id=stored.member_id,
-        instance_id=stored.group_instance_id,
-        client_id=stored.client_id,
-        client_host=stored.client_host,
-        session_timeout_ms=stored.session_timeout,
-        rebalance_timeout_ms=stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
-        protocols=known.protocols if known is not None and chosen in known.protocols else (chosen,),
-        assignment=bytes(stored.assignment),
+    return ClassicMember(  # By position, as names take as long again.
+        stored.member_id,
+        stored.group_instance_id,
+        stored.client_id,
+        stored.client_host,
+        stored.session_timeout,
+        stored.rebalance_timeout if stored.rebalance_timeout > 0 else stored.session_timeout,
+        known.protocols if known is not None and chosen in known.protocols else (chosen,),
+        bytes(stored.assignment),
     )
 
 

@@ -15,7 +15,6 @@ FENCED_INSTANCE_ID (KIP-345).
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Protocol
 
 from anabranch.base.errors import ErrorCode
@@ -206,8 +205,7 @@ def _update(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> None:
     group = turn.group
     member = group.members[said.member_id]
     group.put(
-        replace(
-            member,
+        member._replace(
             client_id=said.client_id,
             client_host=said.client_host,
             session_timeout_ms=said.session_timeout_ms,

@@ -52,6 +52,7 @@ def _begin(turn: Turn) -> None:
         turn.refuse_sync(member_id, ErrorCode.REBALANCE_IN_PROGRESS)
         turn.prolong(group.members[member_id])
     _stop_waiting_for_syncs(turn)
+    turn.stop_answering()
     group.move(ClassicEvent.BEGUN, turn.now_ms)
     if group.is_joined:
         complete_join(turn)

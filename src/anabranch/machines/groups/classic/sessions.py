@@ -13,6 +13,7 @@ from anabranch.machines.groups.classic.group import NO_MEMBER_ID, ClassicEvent, 
 from anabranch.machines.groups.classic.join import member_error
 from anabranch.machines.groups.classic.rebalance import go_on, join_time_is_up, let_go, sync_time_is_up
 from anabranch.machines.groups.classic.settings import ClassicSettings
+from anabranch.machines.groups.classic.sync import answer_more
 from anabranch.machines.groups.classic.turn import Turn, join_key, session_key, sync_key
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, SetTimer
@@ -90,6 +91,8 @@ def decide_timer(group: ClassicGroup, key: Hashable, now_ms: int) -> Outcome[Non
             join_time_is_up(turn)
         case ("classic", group.group_id, "sync"):
             sync_time_is_up(turn)
+        case ("classic", group.group_id, "answers"):
+            answer_more(turn)
         case ("classic", group.group_id, "session", str(member_id)):
             _session_is_over(turn, member_id)
         case _:
@@ -138,6 +141,7 @@ def decide_dissolve(
         turn.cancel_timer(session_key(group.group_id, member_id))
     turn.cancel_timer(join_key(group.group_id))
     turn.cancel_timer(sync_key(group.group_id))
+    turn.stop_answering()
     group.pending.clear()
     group.unsynced.clear()
     group.new.clear()

@@ -1,26 +1,33 @@
-"""SyncGroup, versions 0 to 5: the leader hands in the assignment of its generation, the others wait for it."""
+"""SyncGroup, versions 0 to 5: the leader hands in the assignment of its generation, the others wait for it.
+
+Those of a large group are answered `ANSWERED_AT_A_TIME` in a decision, on a timer: the group is STABLE meanwhile, and a
+rebalance that begins refuses those who wait still.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import islice
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic.group import ClassicGroup, ClassicState, generation_record
 from anabranch.machines.groups.classic.join import Caller, member_error
 from anabranch.machines.groups.classic.rebalance import synced
-from anabranch.machines.groups.classic.turn import Turn
+from anabranch.machines.groups.classic.turn import Turn, answers_key
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 
 PROTOCOL_SAID = 5
 """Version of SyncGroup that adds the group's protocol."""
+ANSWERED_AT_A_TIME = 200
+"""Members of a group that are given their assignments in one decision: 1 ms, beside the record of the generation."""
 
 
 def decide_sync(
     group: ClassicGroup, request: SyncGroupRequest, caller: Caller, ticket: Hashable, now_ms: int
 ) -> Outcome[SyncGroupResponse | Parked, CoordinatorRecord]:
-    """Store the leader's assignment and answer every parked SyncGroup; the group is STABLE once that is applied."""
+    """Store the leader's assignment and answer the parked SyncGroups; the group is STABLE once that is applied."""
     turn = Turn(group, now_ms)
     error = _error(group, request, caller)
     if error:
@@ -62,9 +69,29 @@ def _assign(turn: Turn, request: SyncGroupRequest) -> None:
     group = turn.group
     assignments = {given.member_id: bytes(given.assignment) for given in request.assignments}
     turn.draft.write(generation_record(group, turn.now_ms, assignments))
-    for member_id in list(group.syncing):
+    for member_id in list(islice(group.syncing, ANSWERED_AT_A_TIME)):
         turn.answer_sync(member_id, _assigned(group, assignments.get(member_id, b"")))
         turn.prolong(group.members[member_id])
+    _answer_later(turn)
+
+
+def answer_more(turn: Turn) -> None:
+    """Give more of those who wait what the generation's record has for them."""
+    group = turn.group
+    group.answers_later = False
+    assert group.state is ClassicState.STABLE, group.state
+    for member_id in list(islice(group.syncing, ANSWERED_AT_A_TIME)):
+        member = group.members[member_id]
+        turn.answer_sync(member_id, _assigned(group, member.assignment))
+        turn.prolong(member)
+    _answer_later(turn)
+
+
+def _answer_later(turn: Turn) -> None:
+    group = turn.group
+    if group.syncing:
+        group.answers_later = True
+        turn.set_timer(answers_key(group.group_id), 0)
 
 
 def _assigned(group: ClassicGroup, assignment: bytes) -> SyncGroupResponse:

@@ -37,6 +37,11 @@ def sync_key(group_id: str) -> Hashable:
     return ("classic", group_id, "sync")
 
 
+def answers_key(group_id: str) -> Hashable:
+    """The timer at which more members are given their assignments."""
+    return ("classic", group_id, "answers")
+
+
 def join_error(error: ErrorCode, member_id: str, version: int) -> JoinGroupResponse:
     """A JoinGroup that did not succeed."""
     name = None if version >= PROTOCOL_NAME_MAY_BE_NULL else ""
@@ -97,9 +102,16 @@ class Turn:
         """Forget a timer, set or not."""
         self.draft.cancel_timer(key)
 
+    def stop_answering(self) -> None:
+        """Cancel the timer of those who wait for their assignments, if it is set."""
+        if self.group.answers_later:
+            self.group.answers_later = False
+            self.cancel_timer(answers_key(self.group.group_id))
+
     def prolong(self, member: ClassicMember) -> None:
         """Begin the member's session anew."""
-        self.set_timer(session_key(self.group.group_id, member.member_id), member.session_timeout_ms)
+        at_ms = self.now_ms + max(member.session_timeout_ms, 0)
+        self.draft.set_timer(session_key(self.group.group_id, member.member_id), at_ms)
 
     def park_join(self, member_id: str, parked: ParkedJoin) -> None:
         """Answer this JoinGroup when the join completes."""

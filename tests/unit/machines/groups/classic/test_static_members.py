@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
@@ -198,6 +196,6 @@ def test_who_was_started_anew_while_it_was_to_give_something_up_begins_a_rebalan
     world = GroupWorld()
     said = {"range": subscription("foo", owned="foo-0 foo-1")}
     a, b = world.start("a", "b", instances=INSTANCES, protocols=said)
-    world.group.put(replace(world.group.members[b], assignment=assignment("foo-1")))
+    world.group.put(world.group.members[b]._replace(assignment=assignment("foo-1")))
     assert world.join("b", instance="ib", protocols={"range": subscription("foo")}).is_parked
     assert world.heartbeat(a) == ErrorCode.REBALANCE_IN_PROGRESS

@@ -172,3 +172,77 @@ def test_a_sync_and_a_join_that_are_answered_at_once_begin_the_session_anew() ->
     assert not world.join("b", b, session_timeout_ms=10_000).is_parked
     world.advance(9_000)
     assert sorted(world.group.members) == sorted([a, b])
+
+
+# -- a large group is answered in several decisions ------------------------------------------------------------------
+
+CLIENTS = "abcdefg"
+
+
+@pytest.fixture
+def half_answered(monkeypatch: pytest.MonkeyPatch) -> tuple[GroupWorld, dict[str, Call]]:
+    """A group of seven, of which three are answered at a time, as the first three are; the leader has come last."""
+    monkeypatch.setattr("anabranch.machines.groups.classic.sync.ANSWERED_AT_A_TIME", 3)
+    world, ids = joined(*CLIENTS)
+    calls = {member_id: world.sync(member_id) for member_id in ids[1:]}
+    calls[ids[0]] = world.sync(ids[0], assignments={member_id: member_id.encode() for member_id in ids})
+    assert world.group.state is ClassicState.STABLE
+    assert [call.is_parked for call in calls.values()] == [False] * 3 + [True] * 4
+    return world, calls
+
+
+def test_the_members_of_a_large_group_are_answered_some_at_a_time(
+    half_answered: tuple[GroupWorld, dict[str, Call]],
+) -> None:
+    world, calls = half_answered
+    world.advance(0)
+    assert {member_id: bytes(call.assignment) for member_id, call in calls.items()} == {
+        member_id: member_id.encode() for member_id in calls
+    }
+    assert len(world.journal) == 1
+    world.advance(9_999)
+    assert world.group.members.keys() == calls.keys(), "sessions begin with the answers"
+    world.advance(1)
+    assert not world.group.members
+
+
+def test_members_that_are_still_to_be_answered_are_refused_when_a_rebalance_begins(
+    half_answered: tuple[GroupWorld, dict[str, Call]],
+) -> None:
+    world, calls = half_answered
+    world.kick()
+    assert [call.error for call in calls.values()] == [ErrorCode.NONE] * 3 + [ErrorCode.REBALANCE_IN_PROGRESS] * 4
+    again = [world.join("again", member_id, version=3) for member_id in calls]
+    assert {call.error for call in again} == {ErrorCode.NONE}
+    late = world.sync(again[1].member_id)
+    world.advance(0)
+    assert late.is_parked, "the timer of the former generation does not answer for this one"
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_member_that_leaves_before_it_is_answered_is_refused_and_the_others_join_again(
+    half_answered: tuple[GroupWorld, dict[str, Call]], which: int
+) -> None:
+    world, calls = half_answered
+    waiting = [member_id for member_id, call in calls.items() if call.is_parked]
+    world.leave(waiting[which])
+    codes = {member_id: calls[member_id].error for member_id in waiting}
+    assert codes.pop(waiting[which]) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert set(codes.values()) == {ErrorCode.REBALANCE_IN_PROGRESS}
+
+
+def test_a_group_that_ends_while_members_are_still_to_be_answered_leaves_no_timer(
+    half_answered: tuple[GroupWorld, dict[str, Call]],
+) -> None:
+    world, calls = half_answered
+    world.dissolve()
+    assert [call.error for call in calls.values()][3:] == [ErrorCode.REBALANCE_IN_PROGRESS] * 4
+
+
+def test_a_coordinator_that_takes_over_answers_those_that_were_not_answered_when_they_ask_again(
+    half_answered: tuple[GroupWorld, dict[str, Call]],
+) -> None:
+    world, calls = half_answered
+    waiting = [member_id for member_id, call in calls.items() if call.is_parked]
+    world.fail_over()
+    assert [bytes(world.sync(member_id).assignment) for member_id in waiting] == [it.encode() for it in waiting]
