@@ -24,7 +24,7 @@ from anabranch.machines.groups.assignors.planner import Planner
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.gatekeeper import AskNextRecords
+from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.lineage import Lineage

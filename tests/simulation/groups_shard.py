@@ -22,7 +22,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.gatekeeper import AskNextRecords
+from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.individual_store import BuriedRanges
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome

@@ -12,7 +12,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import pending
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.gatekeeper import AskNextRecords
+from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.records import decode_record, encode_record
 from anabranch.machines.groups.settings import GroupSettings
@@ -165,6 +165,7 @@ class GroupWorld:
         """End a transaction."""
         self.log.append((b"", b"1" if committed else b"0", producer_id))
         self.coordinator.apply_marker(producer_id, 0, committed)
+        self.submit(lambda machine: machine.marked(producer_id, self.now_ms))
 
     def advance(self, ms: int) -> None:
         """Let time pass, and timers ring."""

@@ -154,11 +154,12 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         del producer_epoch
         for group_id, partition in self.positions.end_transaction(producer_id, committed=committed):
             self._follow(group_id, partition)
+            self.keeper.moved_by_marker(group_id, *partition)
         self.offsets.in_transactions.end(producer_id, committed=committed)
 
     def marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """After the marker of a transaction: go on with what waited for it."""
-        return self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
+        return self.keeper.rung_by_marker(self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms)), now_ms)
 
     def _follow(self, group_id: str, partition: tuple[str, int]) -> None:
         """Bury the ranges that a position has passed."""

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from uuid import UUID
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
-from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper, GateOpenedByTime
+from anabranch.machines.groups.gate_effects import GateOpenedByTime
+from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
 from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.standing import At

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from anabranch.machines.groups import classic, shares
@@ -20,6 +20,7 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
+from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
 from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
@@ -47,26 +48,6 @@ UNFINISHED_LOOKS_MAX = 50
 """Looks at unfinished evaluations until what is waited for is found out all the same."""
 
 
-class AskNextRecords(NamedTuple):
-    """Effect: ask the leaders for next records of one topic; `Coordinator.next_records` takes the answer."""
-
-    group_id: str
-    topic_id: UUID
-    topic: str
-    offsets: Mapping[int, int]
-    """By partition."""
-
-
-class GateOpenedByTime(NamedTuple):
-    """Effect: log and count a partition that was handed out although a position it waited on had records left."""
-
-    group_id: str
-    topic: str
-    partition: int
-    waited_on: int
-    records_left: int
-
-
 class Gatekeeper:
     """The gates of all groups of a shard."""
 
@@ -77,6 +58,8 @@ class Gatekeeper:
         self._regexes = regexes
         self._first_offsets = FirstOffsets(offsets, starts, regexes)
         self._of: dict[str, GroupGates] = {}
+        self._moved_by_marker: dict[str, None] = {}
+        """Groups with offsets that a transaction has committed, and that are not looked at yet."""
         self.closed_in: dict[UUID, dict[str, None]] = {}
         """By topic: the groups in which partitions of it wait, and others in which they have waited."""
 
@@ -112,6 +95,22 @@ class Gatekeeper:
         draft.add(outcome)
         self.ring(draft, group_id, now_ms)
         return draft.outcome(outcome.reply)
+
+    def moved_by_marker(self, group_id: str, topic: str, partition: int) -> None:
+        """Note that a transaction's marker has changed a committed offset; `rung_by_marker` follows."""
+        gates, image = self._of.get(group_id), self.offsets.image.by_name.get(topic)
+        if gates is not None and image is not None:
+            gates.touched[image.topic_id, partition] = None
+            self._moved_by_marker[group_id] = None
+
+    def rung_by_marker(
+        self, outcome: Outcome[Reply, CoordinatorRecord], now_ms: int
+    ) -> Outcome[Reply, CoordinatorRecord]:
+        """The outcome, with the looks that a transaction's marker calls for."""
+        for group_id in self._moved_by_marker:
+            outcome = self.rung(outcome, group_id, now_ms)
+        self._moved_by_marker.clear()
+        return outcome
 
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""

@@ -16,10 +16,10 @@ from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import reconcile
 from anabranch.machines.groups.gate import Gate
+from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.gatekeeper import (
     LOOK_MS,
     LOOK_ON_MS,
-    AskNextRecords,
     Gatekeeper,
     Group,
     changes,

@@ -37,7 +37,7 @@ from anabranch.server.settings import Settings
 
 if TYPE_CHECKING:  # Imported when the first log is read, so that a broker without groups starts without them.
     from anabranch.machines.groups.coordinator import Coordinator
-    from anabranch.machines.groups.gatekeeper import AskNextRecords
+    from anabranch.machines.groups.gate_effects import AskNextRecords
     from anabranch.machines.groups.records import CoordinatorRecord
     from anabranch.machines.groups.regex import Matching, Regexes
     from anabranch.machines.groups.settings import GroupSettings
@@ -273,7 +273,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def _perform(self, effect: Any) -> None:
         from anabranch.machines.groups.consumer.target import AssignorFailed
-        from anabranch.machines.groups.gatekeeper import AskNextRecords, GateOpenedByTime
+        from anabranch.machines.groups.gate_effects import AskNextRecords, GateOpenedByTime
 
         if isinstance(effect, AssignorFailed):
             report_assignor(effect)

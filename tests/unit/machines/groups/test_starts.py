@@ -11,6 +11,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import settling
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.gatekeeper import LOOK_MS
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.lineage import Lineage
@@ -475,3 +476,21 @@ def test_a_classic_group_begins_new_partitions_at_their_log_start() -> None:
     world.set_topics(topic.resize(2))
     assert committed(world) == {1: 0}
     world.check()
+
+
+def test_a_transaction_that_commits_is_looked_at_at_once() -> None:
+    """Its marker is no decision of the group, and gates opened at the next look that was due anyway."""
+    topic = Topic()
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    topic.ends[0] = 5
+    world.set_topics(topic.resize(2))
+    a = settle(world, "A", a)
+    b = world.join("B").member_epoch
+    commit_in_transaction(world, "A", a, 0, 5)
+    ticket = world.ask("B", b, needs=[(0, 0)])
+    world.advance(LOOK_MS // 2)
+    assert isinstance(ticket, int) and ticket not in world.answers
+    world.marker(PRODUCER, committed=True)
+    world.advance(0)
+    assert ticket in world.answers

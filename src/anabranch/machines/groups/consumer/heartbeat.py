@@ -31,7 +31,7 @@ from anabranch.machines.groups.consumer.reconcile import is_subset, pending_part
 from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges, shares_named
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
-from anabranch.machines.groups.gatekeeper import GateOpenedByTime
+from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.key_ranges import WrongKeyRangesError
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
