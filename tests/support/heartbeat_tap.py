@@ -76,11 +76,19 @@ class HeartbeatTap:
             since_ns = beat.at_ns
         return since_ns
 
-    def disowned(self, client_id: str, at: At, before_ns: int) -> bool:
-        """Whether the last that a member said of its partitions before a time was that it does not own this one."""
-        said = [beat.owned for beat in self.beats.get(client_id, ()) if not beat.is_answer and beat.at_ns < before_ns]
-        named = [owned for owned in said if owned is not None]
-        return bool(named) and at not in named[-1]
+    def disowned(self, client_id: str, at: At, before_ns: int, until_ns: int) -> bool:
+        """Whether a member told its coordinator that it does not own a partition, and was not given it again.
+
+        That is: the last that it said of its partitions before `before_ns` lacks this one, and so does every assignment
+        that it got from then to `until_ns`, or to `before_ns` if that is later.
+        """
+        beats = self.beats.get(client_id, ())
+        said = [beat for beat in beats if not beat.is_answer and beat.owned is not None and beat.at_ns < before_ns]
+        if not said or at in (said[-1].owned or ()):
+            return False
+        until_ns = max(before_ns, until_ns)
+        given = [beat.owned for beat in beats if beat.is_answer and said[-1].at_ns < beat.at_ns <= until_ns]
+        return not any(at in owned for owned in given if owned is not None)
 
     def close(self) -> None:
         """End it, and all connections through it."""

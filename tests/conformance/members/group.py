@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
 
@@ -57,6 +57,17 @@ class Kind:
         return "-".join(filter(None, (self.library, self.protocol, self.assignor)))
 
 
+class Commit(NamedTuple):
+    """A commit that the coordinator took."""
+
+    since: int
+    """When its member was about to send it, by the monotonic clock in ns."""
+    until: int
+    """When its member knew that it was taken."""
+    offsets: Mapping[At, int]
+    """What it committed of each partition: the offset of the next record."""
+
+
 class Member:
     """A member as it tells of itself."""
 
@@ -66,12 +77,15 @@ class Member:
         self.worker = worker
         self.owned: frozenset[At] = frozenset()
         self.received: list[tuple[At, int, str]] = []
-        self.done: set[int] = set()
-        """Which of what it received it has committed, by index."""
+        self.handed_ns: list[int] = []
+        """When it was handed each of them."""
+        self.commits: list[Commit] = []
+        self.committed: dict[int, Commit] = {}
+        """By what it has committed what it received, by index."""
         self._undone: set[int] = set()
         self._committing: set[int] = set()
         """What of that is being committed, even if its partitions are taken away before the answer is there."""
-        self._handed: list[tuple[int, At]] = []
+        self._committing_since = 0
         self.refused: list[str] = []
         self.is_gone = False
         self._spans: list[tuple[int, int, frozenset[At]]] = []
@@ -88,15 +102,18 @@ class Member:
             self._own(frozenset((topic, number) for topic, number in event["partitions"]), event["at"])
         elif what == "records":
             first = len(self.received)
-            self._handed += [(event["at"], at) for at in {(row[0], row[1]) for row in event["records"]}]
+            self.handed_ns += [event["at"]] * len(event["records"])
             self.received += [((topic, number), offset, value) for topic, number, offset, value in event["records"]]
             mine = {it for it in range(first, len(self.received)) if self.received[it][0] in self.owned}
             self._undone |= mine  # a library may still hand out what it fetched before its partitions were another's
         elif what == "committing":
+            self._committing_since = event["at"]
             self._committing = {it for it in self._undone if self._reaches(event["offsets"], it)}
         elif what == "committed":
             now = {it for it in self._undone | self._committing if self._reaches(event["offsets"], it)}
-            self.done |= now
+            offsets = {(topic, number): end for topic, number, end in event["offsets"]}
+            self.commits.append(Commit(self._committing_since, event["at"], offsets))
+            self.committed |= dict.fromkeys(now, self.commits[-1])
             self._undone -= now
             self._committing.clear()
         elif what == "refused":
@@ -109,6 +126,11 @@ class Member:
         elif what == "failed":
             self.refused.append(event["why"])
             self.is_gone = True
+
+    @property
+    def done(self) -> set[int]:
+        """Which of what it received it has committed, by index."""
+        return set(self.committed)
 
     @property
     def may_have_done(self) -> set[int]:
@@ -132,7 +154,7 @@ class Member:
 
     def used(self, at: At, since: int, until: int) -> bool:
         """Whether it was handed records of a partition in that time."""
-        return any(which == at and since <= when < until for when, which in self._handed)
+        return any(self.received[it][0] == at and since <= when < until for it, when in enumerate(self.handed_ns))
 
     def spans(self) -> list[tuple[int, int, frozenset[At]]]:
         """What it owned, from when to when."""
@@ -290,15 +312,7 @@ class Group:
         """See that all that must hold held."""
         if self._sessions_last:
             check_owners(self.members, self._workers.tap)
-        self._check_deliveries()
-
-    def _check_deliveries(self) -> None:
-        sure: dict[tuple[At, int], Member] = {}
-        for member in self.members:
-            for index in member.done if member.kind.is_exact else ():
-                at, offset, _ = member.received[index]
-                other = sure.setdefault((at, offset), member)
-                assert other is member, f"{at} @ {offset} was committed by {other} and by {member}"
+        check_deliveries(self.members, self._workers.tap)
 
     def close(self) -> None:
         """Let all leave who are still there."""
@@ -317,19 +331,83 @@ def check_owners(members: Iterable[Member], tap: HeartbeatTap | None = None) -> 
     A member whose heartbeats the `tap` has noted may tell its user that it owns what it has just disowned there: that
     is no fault of the coordinator, which has given the partition to another one afterwards.
     """
-    spans = [(*span, member) for member in members for span in member.spans()]
-    for one, other in itertools.combinations(spans, 2):
-        if one[3] is other[3] or max(one[0], other[0]) >= min(one[1], other[1]):
-            continue
-        both = {at for at in one[2] & other[2] if _counts(one, at) and _counts(other, at)}
+    for one, other in itertools.combinations(_spans(members), 2):
+        both = {at for at in _both(one, other) if _counts(one, at) and _counts(other, at)}
         if tap is not None:
             both = {at for at in both if not (_disowned(tap, one, other, at) or _disowned(tap, other, one, at))}
         assert not both, f"{one[3]} and {other[3]} both owned {sorted(both)}: {one[:2]}, {other[:2]}"
 
 
+def check_deliveries(members: Sequence[Member], tap: HeartbeatTap | None = None) -> None:
+    """See that no record was handed to one member after another one had committed it.
+
+    A member that tells its user that it owns what it has disowned, as the `tap` has noted on the wire, reads and
+    commits beside the owner, and the coordinator takes what it commits at its epoch. So nothing is sure of what it was
+    handed then, unless it had committed that before the owner was given the partition; nor of what the owner had
+    committed before a commit of its sets the group's offset back.
+    """
+    strays = [] if tap is None else list(_strays(tap, members))
+    sure: dict[tuple[At, int], Member] = {}
+    for member in members:
+        for index, commit in member.committed.items() if member.kind.is_exact else ():
+            at, offset, _ = member.received[index]
+            if any(stray.unsettles(member, index, commit) for stray in strays):
+                continue
+            other = sure.setdefault((at, offset), member)
+            assert other is member, f"{at} @ {offset} was committed by {other} and by {member}"
+
+
+class Stray(NamedTuple):
+    """A time in which a member told its user that it owned what it had disowned, and another one had it."""
+
+    member: Member
+    at: At
+    since: int
+    until: int
+    given_ns: int
+    """When the coordinator gave the partition to the other one."""
+
+    def unsettles(self, member: Member, index: int, commit: Commit) -> bool:
+        """Whether it may come again what a member was handed at that index and has committed by this."""
+        at, offset, _ = member.received[index]
+        if at != self.at:
+            return False
+        if member is self.member:
+            return self.since <= member.handed_ns[index] < self.until and commit.until >= self.given_ns
+        return any(commit.since < its.until and its.offsets[at] <= offset for its in self._commits())
+
+    def _commits(self) -> Iterator[Commit]:
+        """What it committed meanwhile of that partition."""
+        for commit in self.member.commits:
+            if self.at in commit.offsets and commit.since < self.until and commit.until >= self.given_ns:
+                yield commit
+
+
+def _strays(tap: HeartbeatTap, members: Iterable[Member]) -> Iterator[Stray]:
+    for one, other in itertools.permutations(_spans(members), 2):
+        for at in _both(one, other):
+            if _disowned(tap, one, other, at):
+                yield Stray(one[3], at, one[0], one[1], _given_ns(tap, other, at))
+
+
+def _spans(members: Iterable[Member]) -> list[Span]:
+    return [(*span, member) for member in members for span in member.spans()]
+
+
+def _both(one: Span, other: Span) -> frozenset[At]:
+    """What two members owned at a time."""
+    at_a_time = one[3] is not other[3] and max(one[0], other[0]) < min(one[1], other[1])
+    return one[2] & other[2] if at_a_time else frozenset()
+
+
 def _disowned(tap: HeartbeatTap, span: Span, other: Span, at: At) -> bool:
-    """Whether a member had said that it does not own a partition before another one was given it."""
-    return tap.disowned(span[3].name, at, tap.given_ns(other[3].name, at, other[0]))
+    """Whether a member had said that it does not own a partition before another one was given it, and was not again."""
+    return tap.disowned(span[3].name, at, _given_ns(tap, other, at), span[0])
+
+
+def _given_ns(tap: HeartbeatTap, span: Span, at: At) -> int:
+    """When the coordinator gave a member a partition that it owned in that time."""
+    return tap.given_ns(span[3].name, at, span[0])
 
 
 def _counts(span: Span, at: At) -> bool:
