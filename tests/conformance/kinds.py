@@ -22,7 +22,8 @@ from tests.conformance.members.group import Kind
 #   has just joined, or when a pattern has just matched. It tells its listener of that empty part, and where metadata
 #   comes meanwhile, also of the whole assignment, before the heartbeat leaves that says that it owns nothing. So a part
 #   goes to another member, rightly, and is the user's of both until the answer to that heartbeat comes (seen on the
-#   wire, with Apache Kafka as well): `members.group.check_owners` excuses what a heartbeat has disowned.
+#   wire, with Apache Kafka as well). Until then it reads and commits there beside the owner, so that both have a record
+#   and have committed it. `members.group.check_owners` and `check_deliveries` excuse what a heartbeat has disowned.
 # Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes
 # on when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup (its log
 # shows it received, without an error, with the partitions), stops its heartbeats, is removed and does not come back;

@@ -15,13 +15,10 @@ from tests.conformance.conftest import GROUP_SETTINGS, Broker
 from tests.conformance.kinds import KINDS
 from tests.conformance.members.group import Group, Kind
 from tests.conformance.members.process import Workers, until
-from tests.support.thorough import THOROUGH
 
 BY_NAME = {str(kind): kind for kind in KINDS}
 OF_EACH_LIBRARY = [kind for number, kind in enumerate(KINDS) if kind.library not in {k.library for k in KINDS[:number]}]
 EXACT = [kind for kind in KINDS if kind.protocol == "consumer" and kind.is_exact]
-EXACT_AT_OFFSET_FETCH = [kind for kind in EXACT if THOROUGH or str(kind) != "java-consumer"]
-"""One run in fifteen shows that a record is handed out again that Java's consumer says it has committed: open."""
 CLEANING = {
     "offsets.topic.segment.bytes": "4000",
     "log.retention.check.interval.ms": "100",
@@ -84,7 +81,7 @@ def test_a_broker_killed_in_the_middle_of_a_groups_life_loads_what_is_being_comp
     group.check()
 
 
-@pytest.mark.parametrize("kind", EXACT_AT_OFFSET_FETCH, ids=str)
+@pytest.mark.parametrize("kind", EXACT, ids=str)
 def test_a_stale_member_epoch_at_offset_fetch_is_not_taken_for_latest(kind: Kind, group: Group) -> None:
     group.produce(40, partitions=range(4))
     steady = group.join(kind)
