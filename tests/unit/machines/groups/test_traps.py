@@ -149,6 +149,33 @@ def test_a_member_that_leaves_before_it_revoked_sets_everything_free() -> None:
     assert not [key for key in world.timers if isinstance(key, tuple) and "A" in key]
 
 
+def test_a_member_that_does_not_know_its_topics_names_yet_may_still_take_all_that_it_was_given() -> None:
+    """Apache Kafka's consumer: it says to own nothing, learns the names before the answer, and takes what is another's.
+
+    Both then read the same records, and commit them at their epochs.
+    """
+    world = GroupWorld(topics(foo=4))
+    assert world.told(world.join("A")) == "foo-0 foo-1 foo-2 foo-3"
+    assert world.told(world.join("B")) == ""
+    answer = world.beat("A", 1, "")
+    assert (answer.member_epoch, world.told(answer)) == (1, "foo-0 foo-1")
+    assert not world.told(world.beat("B", 2, "")), "A may be taking these"
+    assert world.told(world.beat("A", 1, "foo-0 foo-1 foo-2 foo-3")) == "foo-0 foo-1"
+    assert not world.told(world.beat("B", 2)), "A has them"
+    assert world.beat("A", 1, "foo-0 foo-1").member_epoch == 2
+    assert world.told(world.beat("B", 2)) == "foo-2 foo-3"
+    assert fetch(world, "A", 1, 3) is ErrorCode.STALE_MEMBER_EPOCH
+
+
+def test_a_member_that_comes_back_has_let_go_of_all_that_it_had() -> None:
+    world = GroupWorld(topics(foo=4))
+    world.join("A")
+    world.join("B")
+    answer = world.join("A")
+    assert (answer.member_epoch, world.told(answer)) == (2, "foo-0 foo-1")
+    assert world.told(world.beat("B", 2)) == "foo-2 foo-3"
+
+
 def test_a_late_unassignment_does_not_undo_the_assignment_after_it() -> None:
     """scality/backbeat#2818: a deferred unassign ran after the partition had been assigned again."""
     world = GroupWorld(topics(foo=2))

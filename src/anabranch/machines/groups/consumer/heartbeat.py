@@ -148,7 +148,7 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
     if calls:
         step.next_epoch()
     step.assign()
-    after = follow(step, member_id, owned, owned_shares)
+    after = follow(step, member_id, owned, owned_shares, may_be_taking=request.member_epoch != JOINING)
     return _answer(step, after, request, owned, owned_shares, member, anew=anew)
 
 
@@ -331,13 +331,16 @@ def replace_member(step: Step, member: Member, new_id: str, said: MemberMetadata
     step.stop_expecting("session", old_id)
 
 
-def follow(step: Step, member_id: str, owned: Assignment | None, shares: Shares = NO_SHARES) -> Member:
+def follow(
+    step: Step, member_id: str, owned: Assignment | None, shares: Shares = NO_SHARES, *, may_be_taking: bool = False
+) -> Member:
     """Move a member one step towards its target, with the timers that go with it."""
     before = step.group.members[member_id]
     if step.is_unchanged and step.gate.is_idle(member_id):
         step.keep_session(before)
         return before
-    after = reconcile(step.group, before, owned, step.gate, step.gate.takes, step.gate.free, shares)
+    gate = step.gate
+    after = reconcile(step.group, before, owned, gate, gate.takes, gate.free, shares, may_be_taking)
     if after is before and step.is_unchanged and after.state is not MemberState.UNREVOKED_PARTITIONS:
         step.gate.note_idle(member_id)
     if after is not before:

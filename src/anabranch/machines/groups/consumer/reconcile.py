@@ -9,6 +9,10 @@
 The rule: a partition is assigned only when no member holds it, and a member holds a partition it is revoking until the
 partitions it reports to own lack it. So no partition ever has two owners, whatever is lost, repeated or late.
 
+A report is older than what its own answer tells. A Java consumer says that it owns nothing while it does not know the
+names of its topics, and then takes all that it was assigned before, although the answer assigns it less. So a report
+releases what the member was never told to revoke only where it has all that the member keeps (`may_be_taking`).
+
 A partition that is shared moves in the same way, by its keys: a member that has to give some of them up revokes these
 and keeps the others, and keys are assigned when no member holds them.
 
@@ -57,8 +61,12 @@ def reconcile(
     takes: Waits | None = None,
     free: Free = every_partition,
     owned_shares: Shares = NO_SHARES,
+    may_be_taking: bool = False,
 ) -> Member:
-    """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported."""
+    """The member after one step; itself without a step. `owned` are the partitions it reports, None if not reported.
+
+    `may_be_taking`: it can be on its way to own what it was assigned before, and report what it owned until then.
+    """
     target_epoch = group.target_epoch
     if member.state is MemberState.STABLE and member.epoch == target_epoch and takes is None:
         return member
@@ -79,8 +87,12 @@ def reconcile(
     lost = {topic_id: numbers - kept[topic_id] for topic_id, numbers in has.items()}
     if any(lost.values()) or (cut is not None and cut.lost):
         revoking, revoking_shares = (assignment_of(lost), NO_SHARES) if cut is None else joined(lost, cut.lost)
-        if owned is None or overlap(owned, owned_shares, revoking, revoking_shares):
-            assigned, shares = (assignment_of(kept), NO_SHARES) if cut is None else joined(kept, cut.kept)
+        assigned, shares = (assignment_of(kept), NO_SHARES) if cut is None else joined(kept, cut.kept)
+        if (
+            owned is None
+            or overlap(owned, owned_shares, revoking, revoking_shares)
+            or (may_be_taking and not is_subset(assigned, owned, shares, owned_shares))
+        ):
             return replace(
                 member,
                 state=MemberState.UNREVOKED_PARTITIONS,

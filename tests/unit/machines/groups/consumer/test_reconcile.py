@@ -76,6 +76,34 @@ def test_a_member_that_does_not_own_what_it_loses_need_not_revoke_it() -> None:
     assert (member.state, member.assigned) == (STABLE, foo(1))
 
 
+def test_a_report_without_all_that_the_member_keeps_releases_nothing_that_it_was_not_told_to_revoke() -> None:
+    group = world(foo(0, 1))
+    before = Member("A", epoch=1, assigned=foo(0, 1, 2, 3))
+    for report in (foo(), foo(0), foo(1)):
+        told = reconcile(group, before, report, nothing_waits, may_be_taking=True)
+        assert (told.state, told.epoch, told.assigned, told.revoking) == (UNREVOKED, 1, foo(0, 1), foo(2, 3))
+        for late in (None, foo(0, 1, 2, 3), foo(3)):
+            assert reconcile(group, told, late, nothing_waits, may_be_taking=True) is told
+        for done in (foo(0, 1), foo(0), foo()):
+            after = reconcile(group, told, done, nothing_waits, may_be_taking=True)
+            assert (after.state, after.epoch, after.assigned, after.revoking) == (STABLE, 2, foo(0, 1), foo())
+
+
+def test_a_report_of_all_that_the_member_keeps_and_no_more_releases_the_rest_at_once() -> None:
+    group = world(foo(0, 1))
+    before = Member("A", epoch=1, assigned=foo(0, 1, 2, 3))
+    after = reconcile(group, before, foo(0, 1), nothing_waits, may_be_taking=True)
+    assert (after.state, after.assigned) == (STABLE, foo(0, 1))
+    after = reconcile(group, before, foo(), nothing_waits)
+    assert (after.state, after.assigned) == (STABLE, foo(0, 1)), "who begins anew takes nothing of what it had"
+
+
+def test_more_that_is_revoked_while_the_member_lets_go_is_told_first_as_well() -> None:
+    before = Member("A", epoch=1, state=UNREVOKED, assigned=foo(0, 1), revoking=foo(2, 3))
+    after = reconcile(world(foo(0)), before, foo(), nothing_waits, may_be_taking=True)
+    assert (after.state, after.assigned, after.revoking) == (UNREVOKED, foo(0), foo(1))
+
+
 def test_a_step_that_changes_nothing_gives_the_member_back() -> None:
     group = world(foo(0), Member("B", epoch=1, assigned=foo(0)))
     waiting = reconcile(group, Member("A", epoch=1), foo(), nothing_waits)
