@@ -63,7 +63,17 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
     assert send(rig.broker, place, kind, COUNT, rig.topic_id) > 0
 
 
-@pytest.mark.parametrize("place", [Place(1, 4, ("topics", "partitions")), Place(9, 7, ("topics",))], ids=str)
+@pytest.mark.parametrize(
+    "place",
+    [
+        Place(1, 4, ("topics", "partitions")),
+        Place(9, 7, ("topics",)),
+        Place(68, 0, ("subscribed_topic_names",)),
+        Place(68, 1, ("client_assignors",)),
+        Place(10003, 0, ("members",)),
+    ],
+    ids=str,
+)
 def test_the_longest_request_takes_short_steps(rig: Rig, place: Place) -> None:
     assert send(rig.broker, place, DIFFERING, 1 << 30, rig.topic_id) > 0
 

@@ -87,6 +87,8 @@ PARTITIONS_PER_TRANSACTION_MAX = 10_000
 ABORTED_TRANSACTIONS_MAX = 1_000_000
 """Lines of a partition's aborted-transaction index; beyond it the partition takes no more transactions."""
 
+CLIENT_ASSIGNORS_MAX = 100
+"""Assignors that a member of a group may offer."""
 PENDING_MEMBERS_PER_GROUP_MAX = 10_000
 """Members of a classic group that were given an id and did not join with it yet."""
 RANGES_PER_COMMIT_MAX = 60_000

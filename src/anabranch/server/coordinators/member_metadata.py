@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from anabranch.base.limits import CLIENT_ASSIGNORS_MAX
 from anabranch.runtime.events import EventLimit, EventLogger
 
 if TYPE_CHECKING:
@@ -48,10 +49,12 @@ def sync_size(request: SyncGroupRequest) -> int:
     return sum(len(it.assignment) for it in request.assignments)
 
 
-def heartbeat_size(request: ConsumerGroupHeartbeatRequest) -> int:
-    """The bytes that a ConsumerGroupHeartbeat leaves with its group."""
-    named = sum(map(len, request.subscribed_topic_names or ()))
-    return named + sum(len(it.metadata_bytes) for it in request.client_assignors or ())
+def heartbeat_size(request: ConsumerGroupHeartbeatRequest, *, names_max: int) -> int:
+    """The bytes that a ConsumerGroupHeartbeat leaves with its group: none where it names too much, and is refused."""
+    names, assignors = request.subscribed_topic_names or (), request.client_assignors or ()
+    if len(names) > names_max or len(assignors) > CLIENT_ASSIGNORS_MAX:
+        return 0
+    return sum(map(len, names)) + sum(len(it.metadata_bytes) for it in assignors)
 
 
 def held_by(machines: Iterable[Coordinator]) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """Being in a group: ConsumerGroupHeartbeat (68), ConsumerGroupPosition (10001), ConsumerGroupPrepareAssignment (10002),
 ConsumerGroupInstallAssignment (10003), JoinGroup (11), SyncGroup (14), Heartbeat (12), LeaveGroup (13).
 
-The coordinator's machine handles the request and returns the response. The handlers find its shard, copy retained data
-out of the request's frame, and return the API's error when no shard can answer.
+The coordinator's machine handles the request and returns the response. The handlers find its shard, copy out of the
+request's frame what that retains as it is, and return the API's error when no shard can answer.
 """
 
 from __future__ import annotations
@@ -116,11 +116,10 @@ def handle_consumer_group_heartbeat(
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
     groups = broker.groups
     newcomer = request.member_epoch == JOINING and groups.is_newcomer(request.group_id, request.member_id)
-    refused = groups.metadata.refuses(heartbeat_size(request), request.group_id, newcomer=newcomer)
+    size = heartbeat_size(request, names_max=broker.settings.group_consumer_max_subscribed_names)
+    refused = groups.metadata.refuses(size, request.group_id, newcomer=newcomer)
     if refused:
         return _heartbeat_refused(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
-    for assignor in request.client_assignors or ():
-        assignor.metadata_bytes = bytes(assignor.metadata_bytes)
     if request.subscribed_topic_regex:
         matching = groups.to_be_matched(request.subscribed_topic_regex)
         if matching is not None:
@@ -174,8 +173,6 @@ def handle_install_assignment(
     broker: BrokerContext, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
     """Take the assignment that the member has computed."""
-    for member in request.members:
-        member.metadata_bytes = bytes(member.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
     return as_member(
         broker,

@@ -214,6 +214,8 @@ def _checked(request: ConsumerGroupInstallAssignmentRequest, computation: Comput
     A partition is given whole to one member, or in part to members that take parts.
     """
     assert computation.members is not None
+    if len(request.members) > len(computation.members):
+        raise _wrong(f"it names {len(request.members)} members, and the group has {len(computation.members)}")
     found: list[Part] = []
     given = _Given(computation)
     for member in request.members:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.limits import CLIENT_ASSIGNORS_MAX
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.consumer.group import (
     LEFT_FOR_A_WHILE,
@@ -70,7 +71,11 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
         request.server_assignor is None or not request.client_assignors,
         "ServerAssignor and ClientAssignors cannot be used together.",
     )
-    for offer in request.client_assignors or ():
+    offers = request.client_assignors or ()
+    _need(
+        len(offers) <= CLIENT_ASSIGNORS_MAX, f"ClientAssignors are {len(offers)}; {CLIENT_ASSIGNORS_MAX} are allowed."
+    )
+    for offer in offers:
         _need(bool(offer.name), "An assignor has an empty name.")
         _need(offer.minimum_version >= -1, f"Assignor {offer.name}: MinimumVersion is below -1.")
         _need(

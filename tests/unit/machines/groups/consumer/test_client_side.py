@@ -90,6 +90,7 @@ def test_one_member_computes_what_all_get() -> None:
         ({"A": "foo-0 foo-1 foo-2 foo-3"}, "partition 3 of topic .* does not exist"),
         ({"A": "foo-0 foo-1 foo-2", "Z": ""}, "member Z, whom the group has not"),
         ({"A": "foo-0 foo-1 foo-2 bar-0"}, "to which nobody subscribes"),
+        ({"A": "foo-0", "B": "foo-1", "C": "foo-2"}, "it names 3 members, and the group has 2"),
     ],
 )
 def test_an_assignment_that_is_wrong_is_refused_and_may_be_handed_in_again(shares: dict[str, str], words: str) -> None:

@@ -48,6 +48,7 @@ def offer(name: str = "mine", lowest: int = 0, highest: int = 1, version: int = 
             "INVALID_REQUEST",
             "cannot be used together",
         ),
+        ("A", 0, "", {**SOUND, "client_assignors": [offer()] * 101}, "INVALID_REQUEST", "101; 100 are allowed"),
         ("A", 0, "", {**SOUND, "client_assignors": [offer("")]}, "INVALID_REQUEST", "an empty name"),
         ("A", 0, "", {**SOUND, "client_assignors": [offer(lowest=-2)]}, "INVALID_REQUEST", "below -1"),
         ("A", 0, "", {**SOUND, "client_assignors": [offer(lowest=2)]}, "INVALID_REQUEST", "MaximumVersion 1 is below"),
