@@ -198,6 +198,27 @@ def test_members_of_the_consumer_protocol_share_partitions_and_leave(client: Gro
     assert (described.group_state, list(described.members)) == ("Empty", [])
 
 
+def test_a_member_that_says_to_own_nothing_yet_and_takes_all_shares_nothing_with_another_one(
+    long_lived: BrokerProcess,
+) -> None:
+    """As a Java consumer does that learns its topic's name meanwhile: two of them would read the same records."""
+    with another(long_lived) as client:
+        client.ready("hasty")
+        topic = client.create("hasty", 4)
+        all_ = owned(client.beat("hasty", "a", 0, topics=["hasty"]))
+        assert all_ == {topic: [0, 1, 2, 3]}
+        client.beat("hasty", "b", 0, topics=["hasty"])
+        kept = owned(client.beat("hasty", "a", 1, owned={}))
+        assert len(kept[topic]) == 2
+        second = client.beat("hasty", "b", 2, owned={})
+        assert second.assignment is None or not owned(second)
+        assert owned(client.beat("hasty", "a", 1, owned=all_)) == kept
+        assert client.beat("hasty", "b", 2).assignment is None
+        assert client.beat("hasty", "a", 1, owned=kept).member_epoch == 2
+        rest = owned(client.beat("hasty", "b", 2))
+        assert sorted(kept[topic] + rest[topic]) == [0, 1, 2, 3]
+
+
 def test_a_member_that_is_unknown_or_late_is_told_so_in_words(client: GroupClient) -> None:
     client.create("t")
     nobody = client.beat("g", "a", 3)
