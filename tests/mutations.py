@@ -183,6 +183,19 @@ ORDER = (
         f"{EDGE}::test_a_partition_is_given_away_only_when_its_owner_has_let_go",
     ),
     Mutation(
+        "a report of a member that has not all that it keeps releases what it was not told to revoke",
+        (
+            Edit(
+                "machines/groups/consumer/heartbeat.py",
+                "follow(step, member_id, owned, owned_shares, may_be_taking=request.member_epoch != JOINING)\n",
+                "follow(step, member_id, owned, owned_shares)\n",
+            ),
+        ),
+        (),
+        "tests/end_to_end/test_groups.py"
+        "::test_a_member_that_says_to_own_nothing_yet_and_takes_all_shares_nothing_with_another_one",
+    ),
+    Mutation(
         "a position that was told once is not told again, whatever the fetcher has forgotten",
         (
             Edit(
