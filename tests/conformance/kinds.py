@@ -20,10 +20,11 @@ from tests.conformance.members.group import Kind
 #   for good, and its subscription says version 1 but ends before what that version ends with.
 # - The Java consumer acknowledges the part of its assignment whose topics' names it knows. That is none of it when it
 #   has just joined, or when a pattern has just matched. It tells its listener of that empty part, and where metadata
-#   comes meanwhile, also of the whole assignment, before the heartbeat leaves that says that it owns nothing. So a part
-#   goes to another member, rightly, and is the user's of both until the answer to that heartbeat comes (seen on the
-#   wire, with Apache Kafka as well). Until then it reads and commits there beside the owner, so that both have a record
-#   and have committed it. `members.group.check_owners` and `check_deliveries` excuse what a heartbeat has disowned.
+#   comes meanwhile, also of the whole assignment, before the heartbeat leaves that says that it owns nothing, or before
+#   its answer comes. So with Apache Kafka a part goes to another member, by the protocol rightly, and is the user's of
+#   both for a moment: both read and commit there (seen on the wire). Ours releases nothing by a report that lacks what
+#   the member keeps; it cannot know where the member keeps nothing, or says the same once more. So
+#   `members.group.check_owners` and `check_deliveries` excuse what a heartbeat has disowned.
 # Asked, though it fails where other work keeps the processors busy, with Apache Kafka as well: that kafka-python goes
 # on when its group rebalances a second time. Its leader at times never takes the answer to its SyncGroup (its log
 # shows it received, without an error, with the partitions), stops its heartbeats, is removed and does not come back;
