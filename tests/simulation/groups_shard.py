@@ -25,6 +25,7 @@ from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.individual_store import BuriedRanges
 from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponseGroup
 from anabranch.protocol.registry import api_of
@@ -263,7 +264,8 @@ class Broker:
         """The groups of the last machine when it was thrown away."""
         chance = SimpleNamespace(uuid=world.fresh_id)
         nobodys = SliceBooks(lambda group_id: lambda member_id: False, Clock(), Metrics(), hold_ms=1)
-        self._context: Any = SimpleNamespace(groups=Groups(self), chance=chance, slices=nobodys)
+        settings = SimpleNamespace(group_consumer_max_subscribed_names=GroupSettings().consumer_names_max)
+        self._context: Any = SimpleNamespace(settings=settings, groups=Groups(self), chance=chance, slices=nobodys)
         self.start(0)
 
     @property
