@@ -28,6 +28,8 @@ CONFIGS = {
 DEADLINE_S = 60.0
 FOLDED_KEYS = 12_000
 """So many that folding half of them back takes longer than writing some of them anew."""
+TURN_S = 0.1
+"""Whoever writes faster than logs are cleaned makes every cleaning longer than the last."""
 State = dict[bytes, bytes]
 
 
@@ -73,6 +75,7 @@ def stock(broker: BrokerProcess) -> tuple[State, list[bytes]]:
             "group.id": "none",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # It reports an end when a fetch there is answered.
             "isolation.level": "read_committed",
             "log_level": 0,
         }
@@ -181,6 +184,7 @@ class Filler:
             assert time.monotonic() < deadline
             self._turn += 1
             await write(self._producer, {b"filler-%d" % number: b"%0100d" % self._turn for number in range(24)})
+            await asyncio.sleep(TURN_S)
 
     @staticmethod
     def without(state: State) -> State:
