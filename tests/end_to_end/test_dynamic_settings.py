@@ -28,7 +28,7 @@ from tests.support.wire import WireClient, batch
 TIMEOUT_S = 20
 
 
-BROKER, LOGGER = 4, 8
+TOPIC, BROKER, LOGGER = 2, 4, 8
 SET, DELETE = 0, 1
 
 
@@ -130,3 +130,18 @@ def test_a_logger_is_turned_up_and_down(broker: BrokerProcess, client: WireClien
         assert altered(client, LOGGER, "1", name, value) == ErrorCode.INVALID_CONFIG
     assert altered(client, LOGGER, "1", "anabranch", None) == ErrorCode.INVALID_REQUEST, "nothing is above it"
     assert altered(client, LOGGER, "7", "anabranch.listener", "DEBUG") == ErrorCode.INVALID_REQUEST
+
+
+def test_a_topic_of_an_earlier_bound_keeps_its_value_and_its_other_configs_are_changed(tmp_path: Path) -> None:
+    with running(tmp_path, log_roll_min_ms=1) as broker, WireClient(broker.port) as client:
+        client.create("brief", segment_ms="5", max_message_bytes="2000000")
+    limits = {"socket_request_max_bytes": 1_500_000}
+    with running(tmp_path, **limits) as broker, WireClient(broker.port) as client:
+        assert altered(client, TOPIC, "brief", "retention.ms", "100000") == ErrorCode.NONE
+        assert altered(client, TOPIC, "brief", "segment.ms", "6") == ErrorCode.INVALID_CONFIG
+        assert altered(client, TOPIC, "brief", "max.message.bytes", "2000001") == ErrorCode.INVALID_CONFIG
+        found = described(client, TOPIC, "brief")
+        wanted = {"segment.ms": "5", "retention.ms": "100000", "max.message.bytes": "2000000"}
+        assert {name: found[name] for name in wanted} == wanted
+        assert altered(client, TOPIC, "brief", "segment.ms", "1000") == ErrorCode.NONE
+        assert altered(client, TOPIC, "brief", "segment.ms", "5") == ErrorCode.INVALID_CONFIG, "it is fresh again"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
@@ -482,9 +483,17 @@ With smaller ones a client could have a file made for each of its batches, or in
 """
 
 
-def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings = NOT_SET) -> Refused | None:
-    """Return the refusal of invalid overrides on a broker with these settings; None for valid ones."""
-    for name, value in overrides.items():
+def refuse_configs(
+    overrides: Mapping[str, str],
+    broker_settings: BrokerSettings = NOT_SET,
+    stored: Mapping[str, str] = MappingProxyType({}),
+) -> Refused | None:
+    """Return the refusal of invalid overrides on a broker with these settings; None for valid ones.
+
+    A value that is `stored` already was valid when it was given, and stays: the bounds of today are for fresh values.
+    """
+    fresh = {name: value for name, value in overrides.items() if stored.get(name) != value}
+    for name, value in fresh.items():
         config = TOPIC_CONFIGS.get(name)
         if config is None:
             return _unknown_config(name)
@@ -492,7 +501,7 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings
         if wanted is not None:
             return Refused(ErrorCode.INVALID_CONFIG, f"The config {name!r} must be {wanted}, not {value!r}.")
     largest = message_size_max(broker_settings)
-    if int(overrides.get("max.message.bytes", 0)) > largest:
+    if int(fresh.get("max.message.bytes", 0)) > largest:
         return Refused(
             ErrorCode.INVALID_CONFIG,
             f"The config 'max.message.bytes' ({overrides['max.message.bytes']}) must not be above the broker's "
@@ -500,7 +509,7 @@ def refuse_configs(overrides: Mapping[str, str], broker_settings: BrokerSettings
         )
     for name, setting, default in _SEGMENTS_MIN:
         smallest = int(broker_settings.static.get(setting, default))
-        if int(overrides.get(name, smallest)) < smallest:
+        if int(fresh.get(name, smallest)) < smallest:
             return Refused(
                 ErrorCode.INVALID_CONFIG,
                 f"The config {name!r} ({overrides[name]}) must not be below the broker's {setting} ({smallest}): every "
@@ -551,7 +560,7 @@ def _decide_overrides(
     known = state.topics.get(topic)
     if known is None or topic in state.deleting:
         return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {topic!r}."))
-    refusal = refuse_configs(overrides, broker_settings)
+    refusal = refuse_configs(overrides, broker_settings, state.configs.get(topic, {}))
     if refusal is None and topic in INTERNAL_TOPICS:
         overrides.setdefault("cleanup.policy", "compact")
         refusal = _refuse_internal(topic, overrides)
