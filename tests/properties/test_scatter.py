@@ -235,11 +235,13 @@ def test_long_records_are_given_as_they_lie_with_short_ones_and_whole_batches_be
     cells = tuple(Cell(start, end, place) for place, (start, end) in enumerate(cuts(SPACE, count)))
     selection = Selection(cells, count, size_min=chance.choice([0, 0, 100]))
     data = b"".join(map(model.encode, batches))
-    plain = scatter(memoryview(data), selection, Spread(1, SPACE), **LIMITS)
-    for _ in range(2):
-        found = compiled(memoryview(data), selection, Spread(1, SPACE), **LIMITS)
+    expected = Load(SPACE)
+    plain = scatter(memoryview(data), selection, Spread(1, SPACE), load=expected, **LIMITS)
+    for load in (None, None, Load(SPACE)):
+        found = compiled(memoryview(data), selection, Spread(1, SPACE), load=load, **LIMITS)
         assert list(map(in_one_piece, found.data)) == list(plain.data)
         assert (found.records, found.next_offset, found.size) == (plain.records, plain.next_offset, plain.size)
+    assert load is not None and (load.records, load.bytes) == (expected.records, expected.bytes)
 
 
 def test_load_is_counted_where_keys_lie(compiled: Scatter) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import mmap
 import os
 import socket
 import struct
@@ -356,6 +358,38 @@ def test_gathered_pieces_arrive_in_order_though_the_socket_is_small() -> None:
         assert not whole and whole.joined() == b""
         peer.channel.close()
         peer.sock.close()
+
+    run(scenario)
+
+
+def test_pieces_of_a_file_that_is_cut_while_they_wait_end_the_connection_and_nothing_else(tmp_path: Path) -> None:
+    """To send what the file does not have any more is an error, and no signal that ends the process."""
+
+    async def scenario() -> None:
+        path, size, count = tmp_path / "log", 16_384, 100
+        path.write_bytes(os.urandom(size * count))
+        with path.open("r+b") as file:
+            mapping = mmap.mmap(file.fileno(), size * count)
+            at = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+            numbers = [number for place in range(count) for number in (at + size * place, size)]
+            ends = list(accumulate([size] * count))
+            memory = memoryview(bytearray(struct.pack(f"={3 * count}q", *numbers, *ends)))
+            peer, other = Peer(), Peer()
+            peer.channel.write([Gathered(memory, count, 16 * count, mapping), b"tail"])
+            assert peer.channel.unsent > 2 * size
+            file.truncate(size)
+            got = bytearray()
+            with contextlib.suppress(ConnectionError):
+                while data := await asyncio.get_running_loop().sock_recv(peer.sock, 33_333):
+                    got += data
+            await peer.until(lambda: len(peer.closed) == 1)
+            assert isinstance(peer.closed[0], OSError)
+            assert size <= len(got) < size * count
+            other.channel.write([b"answer"])
+            assert await asyncio.get_running_loop().sock_recv(other.sock, 100) == b"answer"
+            for each in (peer, other):
+                each.channel.close()
+                each.sock.close()
 
     run(scenario)
 
