@@ -369,19 +369,23 @@ def scatter(sheet: int) -> int:
                 return FULL
             if refers != 0 and not _begin(target, needed, records_end - record):
                 return FULL
-            if whole and refers != 0:
-                own = i64(target + OWN_AT)
-                _move(own, at, size)
-                put64(target + OWN_NOW, own + size)
-                put64(i64(target + PIECES_AT) + PIECE_BYTES, size)
-                _keep(target)
-            elif whole:
-                _move(made, at, size)
-                put64(target + TARGET_AT, made + size)
-            else:
-                put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
-                put64(target + TARGET_BATCH_RECORDS, 0)
+            put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
+            put64(target + TARGET_BATCH_RECORDS, 0)
             target += TARGET_SIZE
+        if whole:  # Only now: the batch is begun again for all targets if one of them has no room for it.
+            target = targets
+            while target < targets_end:
+                if refers != 0:
+                    own = i64(target + OWN_AT)
+                    _move(own, at, size)
+                    put64(target + OWN_NOW, own + size)
+                    put64(i64(target + PIECES_AT) + PIECE_BYTES, size)
+                    _keep(target)
+                else:
+                    made = i64(target + TARGET_AT)
+                    _move(made, at, size)
+                    put64(target + TARGET_AT, made + size)
+                target += TARGET_SIZE
         if not whole:
             ahead = record
             for _ in range(count):
