@@ -52,6 +52,7 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         (Place(9, 10, ("groups",)), DIFFERING),
         (Place(9, 7, ("topics",)), DEEP),
         (Place(27, 1, ("markers",)), SAME),
+        (Place(19, 7, ("topics", "configs")), DIFFERING),
         (Place(34, 2, ("dirs",)), DIFFERING),
         (Place(34, 2, ("dirs", "topics", "partitions")), SAME),
         (Place(61, 0, ("topics",)), DEEP),
@@ -64,18 +65,20 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("place", "elements"),
     [
-        Place(1, 4, ("topics", "partitions")),
-        Place(9, 7, ("topics",)),
-        Place(68, 0, ("subscribed_topic_names",)),
-        Place(68, 1, ("client_assignors",)),
-        Place(10003, 0, ("members",)),
+        (Place(1, 4, ("topics", "partitions")), 1 << 30),
+        (Place(9, 7, ("topics",)), 1 << 30),
+        (Place(49, 1, ("entries",)), 1 << 30),
+        (Place(50, 0, ("users",)), 1 << 30),
+        (Place(51, 0, ("upsertions",)), 1 << 30),
+        (Place(68, 1, ("client_assignors",)), 150_000),
+        (Place(10003, 0, ("members",)), 150_000),
     ],
     ids=str,
 )
-def test_the_longest_request_takes_short_steps(rig: Rig, place: Place) -> None:
-    assert send(rig.broker, place, DIFFERING, 1 << 30, rig.topic_id) > 0
+def test_the_longest_request_takes_short_steps(rig: Rig, place: Place, elements: int) -> None:
+    assert send(rig.broker, place, DIFFERING, elements, rig.topic_id) > 0
 
 
 def test_all_that_a_group_has_committed_is_answered_in_short_steps(rig: Rig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
@@ -23,6 +23,8 @@ from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.slices import SliceBooks
 from anabranch.server.settings import Address, Settings
+
+Response = TypeVar("Response")
 
 
 @dataclass(slots=True)
@@ -84,6 +86,11 @@ class Large(NamedTuple):
     """A handler's answer of which there is much: it is made and encoded in a thread, from values that do not change."""
 
     make: Callable[[], Any]
+
+
+def large_or_not(make: Callable[[], Response], count: int) -> Response | Large:
+    """Make an answer of `count` things: at once, or in a thread where that takes long."""
+    return make() if count < PARTITIONS_AT_A_TIME else Large(make)
 
 
 def keep_message() -> None:

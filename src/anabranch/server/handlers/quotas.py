@@ -12,7 +12,7 @@ from anabranch.protocol.messages.describe_client_quotas import (
     DescribeClientQuotasRequest,
     DescribeClientQuotasResponse,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext, large_or_not
 
 NO_QUOTAS = "This broker has no client quotas; the budgets of connections are settings of the broker."
 
@@ -26,11 +26,15 @@ def handle_describe_client_quotas(
 
 def handle_alter_client_quotas(
     broker: BrokerContext, request: AlterClientQuotasRequest, call: RequestContext
-) -> AlterClientQuotasResponse:
+) -> AlterClientQuotasResponse | Large:
     """Refuse the quotas of each entity."""
-    return AlterClientQuotasResponse(
-        entries=[
-            EntryDataResult(error_code=ErrorCode.INVALID_REQUEST, error_message=NO_QUOTAS, entity=entry.entity)
-            for entry in request.entries
-        ]
-    )
+
+    def make() -> AlterClientQuotasResponse:
+        return AlterClientQuotasResponse(
+            entries=[
+                EntryDataResult(error_code=ErrorCode.INVALID_REQUEST, error_message=NO_QUOTAS, entity=entry.entity)
+                for entry in request.entries
+            ]
+        )
+
+    return large_or_not(make, len(request.entries))

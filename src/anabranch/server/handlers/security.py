@@ -20,7 +20,7 @@ from anabranch.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext, large_or_not
 
 NO_AUTHORIZER = "This broker has no authorizer: every connection may do everything."
 NO_MECHANISM = "This broker authenticates nobody: it has no SASL mechanism."
@@ -47,28 +47,36 @@ def handle_delete_acls(broker: BrokerContext, request: DeleteAclsRequest, call: 
 
 def handle_describe_user_scram_credentials(
     broker: BrokerContext, request: DescribeUserScramCredentialsRequest, call: RequestContext
-) -> DescribeUserScramCredentialsResponse:
+) -> DescribeUserScramCredentialsResponse | Large:
     """Find no credentials: none of all users, or none of those asked for (KIP-554)."""
-    return DescribeUserScramCredentialsResponse(
-        results=[
-            DescribeUserScramCredentialsResult(
-                user=name, error_code=ErrorCode.RESOURCE_NOT_FOUND, error_message=f"{name!r} has no credentials."
-            )
-            for name in dict.fromkeys(user.name for user in request.users or ())
-        ]
-    )
+
+    def make() -> DescribeUserScramCredentialsResponse:
+        return DescribeUserScramCredentialsResponse(
+            results=[
+                DescribeUserScramCredentialsResult(
+                    user=name, error_code=ErrorCode.RESOURCE_NOT_FOUND, error_message=f"{name!r} has no credentials."
+                )
+                for name in dict.fromkeys(user.name for user in request.users or ())
+            ]
+        )
+
+    return large_or_not(make, len(request.users or ()))
 
 
 def handle_alter_user_scram_credentials(
     broker: BrokerContext, request: AlterUserScramCredentialsRequest, call: RequestContext
-) -> AlterUserScramCredentialsResponse:
+) -> AlterUserScramCredentialsResponse | Large:
     """Refuse the changes of each user (KIP-554)."""
-    users = dict.fromkeys([it.name for it in request.deletions] + [it.name for it in request.upsertions])
-    return AlterUserScramCredentialsResponse(
-        results=[
-            AlterUserScramCredentialsResult(
-                user=name, error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, error_message=NO_MECHANISM
-            )
-            for name in users
-        ]
-    )
+
+    def make() -> AlterUserScramCredentialsResponse:
+        users = dict.fromkeys([it.name for it in request.deletions] + [it.name for it in request.upsertions])
+        return AlterUserScramCredentialsResponse(
+            results=[
+                AlterUserScramCredentialsResult(
+                    user=name, error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, error_message=NO_MECHANISM
+                )
+                for name in users
+            ]
+        )
+
+    return large_or_not(make, len(request.deletions) + len(request.upsertions))

@@ -60,18 +60,18 @@ async def handle_create_topics(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
             )
         topic_id = broker.chance.uuid()
-        assignments = await _made(len(topic.assignments), _by_partition, topic)
-        command = CreateTopic(
-            topic.name,
-            topic_id,
-            topic.num_partitions,
-            topic.replication_factor,
-            assignments,
-            {it.name: it.value for it in topic.configs},
-            validate_only=request.validate_only,
-        )
         try:
             check_configs(topic.configs)
+            assignments = await _made(len(topic.assignments), _by_partition, topic)
+            command = CreateTopic(
+                topic.name,
+                topic_id,
+                topic.num_partitions,
+                topic.replication_factor,
+                assignments,
+                {it.name: it.value for it in topic.configs},
+                validate_only=request.validate_only,
+            )
             reply = await broker.commands.create_topic(command, request.timeout_ms)
         except ApiError as error:
             return CreatableTopicResult(
