@@ -452,6 +452,9 @@ class Rules:
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
             positions[number] = self._next_record(topic, number, offset)
+            may_hold = offset < topic.log_start(number) and (topic.topic_id, number) in group.holders
+            if committed_only and may_hold:  # What was deleted, its owner may have fetched before.
+                positions[number] = offset
             if frontier is not None:
                 steps = tuple(max(offset, self._next_record(topic, number, at)) for at in frontier.offsets)
                 positions[number] = Frontier(frontier.starts, steps)
