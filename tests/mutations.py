@@ -123,15 +123,7 @@ ORDER = (
     ),
     Mutation(
         "log starts are ignored",
-        (
-            Edit("machines/progress.py", "    at = max(committed, log_start)\n", "    at = max(committed, 0)\n"),
-            Edit(
-                "server/partitions/offsets.py",
-                "return await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))",
-                "return None if offset < partition.log.log_start else await fetched(\n"
-                "            partition.log.next_record(offset, partition.table.aborted.is_void)\n        )",
-            ),
-        ),
+        (Edit("machines/progress.py", "    at = max(committed, log_start)\n", "    at = max(committed, 0)\n"),),
         story("unread_records_were_deleted"),
         f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
     ),

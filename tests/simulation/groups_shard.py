@@ -338,7 +338,11 @@ class Broker:
             return
         topic = self.world.topic_of(ask.topic_id)
         logs = {} if topic is None else topic.logs
-        found = {number: logs[number].next_record(at) for number, at in ask.offsets.items() if number in logs}
+        found = {
+            number: logs[number].next_record(at)
+            for number, at in ask.offsets.items()
+            if number in logs and at >= logs[number].start
+        }
         self.process.call(
             self.shard.tell,
             lambda machine, now_ms: machine.next_records(ask.group_id, ask.topic_id, ask.offsets, found, now_ms),

@@ -9,7 +9,8 @@ gets the lower bound max(committed, log start): progress is never above what is 
 Records that were deleted after an owner had fetched them are still handed out by it, and records of their keys in other
 partitions come after them. So in the gates of others the log start counts only as far as the owner cannot have fetched
 what lies below (`may_hold`): to where it was when the owner was given the partition, and beyond when the owner has
-committed or reported a position there. A position that stays behind opens gates by time, as any other.
+committed or reported a position there, or the leader had told, before the deletion, that no record was left up to
+there. A position that stays behind opens gates by time, as any other.
 
 Where a group has committed nothing in q, its owner's start counts (`start_of`): the start that a consumer of ours has
 reported; for a stock consumer the log start, and from its rebalance timeout on the log end at the moment at which it
@@ -55,8 +56,8 @@ def progress(committed: int, log_start: int, next_record: NextRecord = unknown_n
 def may_hold(position: int, log_start: int, given_at: int) -> bool:
     """Return whether an owner may hand out records below the log start: it may have fetched them before.
 
-    `position`: what it has committed or reported; -1 for nothing. `given_at`: the log start when it was given the
-    partition; -1 if unknown.
+    `position`: what it has committed or reported, or the next record from there on, if the leader has told that before
+    the deletion; -1 for nothing. `given_at`: the log start when it was given the partition; -1 if unknown.
     """
     return max(position, given_at) < log_start
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Set
 from uuid import UUID
 
-from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
+from anabranch.machines.groups.consumer.group import Assignment, ConsumerGroup, Member
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
 from anabranch.machines.groups.group_gates import GroupGates
@@ -78,6 +78,16 @@ class Gate:
     def forget(self, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""
         self._keeper.forget(self._group.group_id, member_id, but=but)
+
+    def begins_anew(self, member_id: str, assigned: Assignment) -> None:
+        """Note that a member that joins again has fetched nothing of what it was assigned before."""
+        gates = self._keeper.of(self._group.group_id)
+        for topic_id, numbers in assigned:
+            topic = self._keeper.offsets.image.by_id.get(topic_id)
+            if topic is not None:
+                for number in numbers:
+                    gates.standing.give(topic, number, member_id)
+        gates.outdate([topic_id for topic_id, _ in assigned])
 
     def ring(self, draft: Draft[CoordinatorRecord]) -> None:
         """Have the group looked at after this decision."""

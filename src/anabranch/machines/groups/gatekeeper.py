@@ -99,18 +99,22 @@ class Gatekeeper:
     def moved_by_marker(self, group_id: str, topic: str, partition: int) -> None:
         """Note that a transaction's marker has changed a committed offset; `rung_by_marker` follows."""
         gates, image = self._of.get(group_id), self.offsets.image.by_name.get(topic)
-        if gates is not None and image is not None:
-            gates.touched[image.topic_id, partition] = None
+        if gates is None or image is None:
+            return
+        position = self.offsets.positions.get(group_id, topic, partition)
+        if position is not None and gates.moved(image, partition, position.offset):
             self._moved_by_marker[group_id] = None
 
     def rung_by_marker(
         self, outcome: Outcome[Reply, CoordinatorRecord], now_ms: int
     ) -> Outcome[Reply, CoordinatorRecord]:
         """The outcome, with the looks that a transaction's marker calls for."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.add(outcome)
         for group_id in self._moved_by_marker:
-            outcome = self.rung(outcome, group_id, now_ms)
+            self.ring(draft, group_id, now_ms)
         self._moved_by_marker.clear()
-        return outcome
+        return draft.outcome(outcome.reply)
 
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""
@@ -379,11 +383,7 @@ class Gatekeeper:
         ):  # Of a shared partition, a commit of a sharer that is further is no move.
             del gates.standing.stalls[at]
             gates.outdate([topic.topic_id])
-        made = gates.evaluated.get(topic.topic_id)
-        if at in gates.standing.watches or (made is not None and partition in made.verdicts):
-            gates.touched[at] = None
-        if made is not None and made.is_behind(partition, position.offset):
-            gates.outdate([topic.topic_id])
+        gates.moved(topic, partition, position.offset)
 
     def _look_first(self, group: ConsumerGroup, topic: TopicImage, now_ms: int) -> None:
         """Decide the gates of a topic that was not looked at yet, as many as one look decides."""
@@ -487,7 +487,7 @@ class Gatekeeper:
         owner = self.owner(group, gates)
         moved: set[At] = set()
         asks: dict[UUID, dict[int, int]] = {}
-        touched, gates.touched = gates.touched, {}
+        touched = gates.take_touched(LOOKED_AT_MAX)
         for at in dict.fromkeys((*touched, *some)):
             topic = self.offsets.image.by_id.get(at[0])
             if topic is None or not topic.has(at[1]):
@@ -502,7 +502,7 @@ class Gatekeeper:
                 if self._compare_one(group, gates, topic, at, owner, now_ms):
                     moved.add(at)
                 self._ask(gates, topic, at, asks, now_ms)
-        return moved, asks, gates.cursor < len(everything)
+        return moved, asks, gates.cursor < len(everything) or bool(gates.touched)
 
     def _compare_one(
         self,

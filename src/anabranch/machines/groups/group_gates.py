@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
 from anabranch.machines.groups.gates import Evaluated
+from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Questions
 from anabranch.machines.groups.standing import At, Standing
 
@@ -103,6 +105,24 @@ class GroupGates:
         replied, spoken = self.questions.replied, self.standing.spoken
         self.questions.replied = {member: told for member, told in replied.items() if member in members}
         self.standing.spoken = {member: at_ms for member, at_ms in spoken.items() if member in members}
+
+    def moved(self, topic: TopicImage, partition: int, offset: int) -> bool:
+        """Note where a committed offset is, or is about to be; whether anything that was decided depends on it."""
+        at, made = (topic.topic_id, partition), self.evaluated.get(topic.topic_id)
+        is_looked_at = at in self.standing.watches or (made is not None and partition in made.verdicts)
+        if is_looked_at:
+            self.touched[at] = None
+        is_behind = made is not None and made.is_behind(partition, offset)
+        if is_behind:
+            self.outdate([topic.topic_id])
+        return is_looked_at or is_behind
+
+    def take_touched(self, most: int) -> dict[At, None]:
+        """Take some partitions whose position may have changed."""
+        some = dict.fromkeys(islice(self.touched, most))
+        for at in some:
+            del self.touched[at]
+        return some
 
     def outdate(self, topic_ids: Iterable[UUID]) -> None:
         """Evaluate these topics anew when their gates are needed."""

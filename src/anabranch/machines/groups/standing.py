@@ -151,8 +151,11 @@ class Standing:
         if member_id:
             given = self.given.get(at)
             given_at = -1 if given is None or given.owner != member_id else given.log_start
-            if may_hold(raw, log_start, given_at):
-                return max(raw, given_at, 0)
+            first = max(raw, given_at, 0)
+            found = self.next_record(at, first)
+            first = first if found is None else max(first, found)
+            if may_hold(first, log_start, given_at):
+                return first
         return self.progress(topic, partition, raw)
 
     def next_record(self, at: At, offset: int) -> int | None:

@@ -72,7 +72,8 @@ class Peers(Protocol):
     async def next_records(self, topic: str, offsets: Mapping[int, int]) -> Mapping[int, int]:
         """By partition, the first offset not below the given one of a record that a reader can still be given.
 
-        The log end where none is left. A partition whose log cannot be read now is missing.
+        The log end where none is left. A partition whose log cannot be read now is missing, and so is one whose log
+        was deleted at its offset.
         """
 
 

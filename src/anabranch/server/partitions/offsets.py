@@ -84,12 +84,13 @@ async def next_record(partition: Partition, offset: int) -> int | None:
     """Find the first offset not below `offset` of a record that a reader can still be given, or the log end.
 
     Records of aborted transactions are skipped, those of open ones are not: they may yet be committed. None where the
-    log cannot be read now.
+    log cannot be read now, and where it was deleted at `offset`: nobody knows any more what a reader has fetched there.
     """
     if partition.unavailable() is not ErrorCode.NONE:
         return None
     try:
-        return await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))
+        found = await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))
+        return None if offset < partition.log.log_start else found
     except (OSError, OfflineLogError, DecodeError) as failure:
         events.error("next record not found", partition=partition.name, offset=offset, reason=failure)
         return None

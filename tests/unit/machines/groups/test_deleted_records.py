@@ -99,3 +99,43 @@ def test_nothing_is_kept_of_a_member_that_has_left() -> None:
     world.join("B")
     world.leave("A")
     assert not gates.standing.given
+
+
+def test_what_the_leader_told_before_the_deletion_says_that_the_owner_has_none_of_them() -> None:
+    """What follows the commit was a marker: that it was deleted, too, closed the gate again, for the owner's time."""
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", epoch)
+    joined = world.join("B").member_epoch
+    world.next_records["foo", 0] = lambda offset: max(offset, 5 if offset >= 4 else offset)
+    world.commit("A", epoch, 0, 4)
+    delete(world, topic, 5)
+    settle(world, "A", epoch)
+    joined = settle(world, "B", joined)
+    assert assigned(world, "B") == "foo-1"
+    topic.ends[0] = 8
+    delete(world, topic, 7)
+    assert world.told_of(world.ask("B", joined, needs=[(0, -1)], wait_ms=0)) == [(0, False, 5, False)], (
+        "it may hold more"
+    )
+
+
+@pytest.mark.parametrize("returns_as", ["A", "A2"])
+def test_an_owner_that_joins_again_has_none_of_them(returns_as: str) -> None:
+    """It keeps its partitions: a static member that comes back, and one that begins anew under its id."""
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A", instance_id="i").member_epoch)
+    world.commit("A", epoch, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends = {0: 8, 1: 4}
+    epoch = settle(world, "A", epoch)
+    if returns_as != "A":
+        world.beat("A", -2, instance_id="i")
+    delete(world, topic, 6)
+    settle(world, returns_as, world.join(returns_as, instance_id="i").member_epoch)
+    assert assigned(world, returns_as) == "foo-0 foo-1"

@@ -22,6 +22,7 @@ from anabranch.server.partitions.offsets import (
     ListedOffset,
     delete_records,
     list_offset,
+    next_record,
 )
 from tests.support.batches import make_batch, make_keyed_batch
 from tests.support.replicas import NOW_MS, LocalReplicas, delete_while_it_stops
@@ -161,3 +162,11 @@ def test_a_replica_that_is_stopped_while_a_deletion_waits_is_left_alone(local: L
     partition.append(data, parse_header(data), NOW_MS)
     assert local.runner.run(delete_while_it_stops(partition, 2)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     assert partition.log.log_start == 0
+
+
+def test_the_next_record_from_a_deleted_offset_is_not_told(local: LocalReplicas) -> None:
+    """A reader may have fetched what was there: the log start would say that there was nothing."""
+    append(local, 1_000, 2_000)
+    local.runner.run(delete_records(local[0], 3))
+    assert local.runner.run(next_record(local[0], 2)) is None
+    assert local.runner.run(next_record(local[0], 3)) == 3

@@ -146,6 +146,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             step.put(member_record(step.group_id, member_id, said))
     if request.member_epoch == JOINING:
         step.gate.forget(member_id)
+        if member is not None:
+            step.gate.begins_anew(member_id, member.assigned)
     step.gate.speak(member_id)
     anew = step.spoke(member_id, caller)
     if not anew:
