@@ -164,6 +164,8 @@ class Rules:
             if seen.kind is not now.kind and seen.kind is not None and now.kind is not None:
                 self.counts["upgrades" if now.kind is ConsumerGroup else "downgrades"] += 1
                 self._look_anew(group_id)
+            elif now.kind is ConsumerGroup and not machine.groups[group_id].members:
+                self._look_anew(group_id)
             if changed:
                 self.positions.begin(machine, group_id)
                 self._hold(machine, group_id)

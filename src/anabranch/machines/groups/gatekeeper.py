@@ -446,7 +446,7 @@ class Gatekeeper:
         if basis != gates.based_on and not gates.unfinished:
             gates.based_on = basis
             self._find_wanted(group, gates, now_ms)
-        gates.is_due = any(made.left for made in gates.evaluated.values())
+        gates.is_due = unfinished  # A topic that nobody subscribes to any more is left as it is.
         return room
 
     def _find_wanted(self, group: Group, gates: GroupGates, now_ms: int) -> None:

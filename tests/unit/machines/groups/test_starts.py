@@ -34,6 +34,7 @@ from tests.unit.machines.groups.test_positions_asked import Asking, settle
 FOO = topic_id("foo")
 TIMEOUT_MS = 60_000
 PRODUCER = 7
+NEVER = 1 << 62
 LATEST = -1
 """The timestamp of a question for the end of the log."""
 
@@ -530,3 +531,22 @@ def test_a_transaction_that_commits_many_offsets_is_looked_at_some_at_a_time() -
     for _ in range(50):
         world.advance(LOOK_ON_MS)
     assert not gates.touched and not gates.evaluated[FOO].closed
+
+
+def test_a_topic_that_nobody_subscribes_to_any_more_is_not_looked_at() -> None:
+    """A position in it that moved was never decided upon, and the group was looked at every 2 ms while it lived."""
+    topic = Topic()
+    world = Asking(topic.image())
+    world.join("B", topics=["bar"])
+    a = settle(world, "A", world.join("A").member_epoch)
+    topic.ends[0] = 5
+    world.set_topics(topic.resize(2))
+    a = settle(world, "A", a)
+    commit_in_transaction(world, "A", a, 1, 3)
+    world.leave("A")
+    world.marker(PRODUCER, committed=True)
+    looks = 0
+    for _ in range(50):
+        looks += world.timers.get(("gates", GROUP), NEVER) <= world.now_ms + 2
+        world.advance(2)
+    assert looks < 10
