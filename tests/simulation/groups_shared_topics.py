@@ -201,7 +201,8 @@ class SharedEdge(GroupEdge):
         place = topic.life, number
         return not offsets & ~self.finished.get(place, 0) & ~below(self._reset_to.get(place, 0))
 
-    def _delivered_again(self, member: str, record: Handed) -> None:
+    def _delivered_again(self, member: str, record: Handed, now_ms: int) -> None:
+        del now_ms  # What comes again is judged by what is done, not by time.
         floor = self._begun.get((member, record.partition), _Floor())
         topic = self._topic(record.partition[0])
         assert isinstance(topic, SharedTopic)
