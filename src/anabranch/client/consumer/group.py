@@ -113,8 +113,7 @@ class Group:
 
     async def _leave(self, *, stay: bool | None, timeout_ms: int) -> None:
         """Leave the group; what a listener raises meanwhile is raised when that is done."""
-        self._member.leave(stay=stay)
-        self._context.changed.set()
+        self._driver.leave(stay=stay)
         failure: Exception | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_ms / 1000):

@@ -176,12 +176,14 @@ class GroupContext:
 
     def job(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work` unless a job of that name is running; its error is raised by the next poll."""
-        if name in self.jobs or self.closed:
+        running = self.jobs.get(name)
+        if (running is not None and not running.done()) or self.closed:
             return
         task = self.jobs[name] = asyncio.get_running_loop().create_task(work())
 
         def ended(task: asyncio.Task[None]) -> None:
-            del self.jobs[name]
+            if self.jobs.get(name) is task:
+                del self.jobs[name]
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.error = error if isinstance(error, AnabranchError) else AnabranchError(repr(error))
                 self.error.__cause__ = error

@@ -16,10 +16,11 @@ from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.cluster.connection import Connection
 from anabranch.client.cluster.metadata import TopicInfo
-from anabranch.client.consumer.group_context import GroupContext
+from anabranch.client.consumer.group_context import GroupContext, is_final
 from anabranch.machines.clients.membership.steps import Compute, Send, Subscription, TopicFacts, WaitUntil
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
+from anabranch.runtime.wakeup import Wakeup
 
 PURPOSE, LEAVING_PURPOSE = "group", "group-leave"
 """A LeaveGroup must not wait behind a JoinGroup: its response comes only when the whole group has joined."""
@@ -43,12 +44,17 @@ class MemberDriver:
         """The partitions of each topic when this member first subscribed to it; None before the first metadata."""
         self._patterns: set[str] = set()
         """The patterns of which `first_seen` has the topics."""
+        self._is_leaving = False
+        self._joins = 0
+        self._rejoined = Wakeup()
+        """Set when the member joins with another subscription, and when it leaves."""
 
     async def drive(self) -> None:
-        assert self._context.subscription is not None
+        self._is_leaving = False
         if self._settings.auto_offset_reset == "latest":
-            await self._record_partitions()
-        self.join()
+            await self._record_and_join()
+        elif self._wanted() is not None:
+            self.join()
         while True:
             step = self._member.next(self._now_ms())
             match step:
@@ -69,7 +75,15 @@ class MemberDriver:
         """Join anew after the member had unsubscribed."""
         self.first_seen = None
         self._patterns.clear()
-        self.join()
+        self._is_leaving = False
+        self.resubscribe()
+
+    def leave(self, *, stay: bool | None) -> None:
+        """Leave the group: what looks for the topics of a subscription does not join any more."""
+        self._is_leaving = True
+        self._rejoined.set()
+        self._member.leave(stay=stay)
+        self._context.changed.set()
 
     def resubscribe(self) -> None:
         """Join with another subscription: not before it is recorded what exists of the topics that are new in it."""
@@ -84,11 +98,17 @@ class MemberDriver:
 
     async def _record_and_join(self) -> None:
         recorded: Subscription | None = None
-        while recorded != (wanted := self._context.subscription) and wanted is not None:
-            await self._record_partitions()
-            recorded = wanted
+        while recorded != (wanted := self._wanted()) and wanted is not None:
+            if await self._record_partitions(wanted):
+                recorded = wanted
+            else:
+                await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
         if wanted is not None:
             self.join()
+
+    def _wanted(self) -> Subscription | None:
+        """The subscription of a member that stays."""
+        return None if self._is_leaving else self._context.subscription
 
     def poll_due(self, deadline_ms: int) -> None:
         """Have the member look at the deadline of the next poll, if it would wait for longer."""
@@ -98,6 +118,8 @@ class MemberDriver:
     def join(self) -> None:
         """Pass the subscription to the machine; a classic member with a pattern gets the matching names."""
         assert self._context.subscription is not None
+        self._joins += 1
+        self._rejoined.set()
         if self._context.subscription.pattern is not None and self._settings.group_protocol == "classic":
             self._context.job("pattern", self._match)
         else:
@@ -106,9 +128,10 @@ class MemberDriver:
 
     async def _match(self) -> None:
         """Keep the subscription of a classic member equal to the topics that match its pattern."""
-        matched: frozenset[str] = frozenset()
-        while (wanted := self._context.subscription) is not None and wanted.pattern is not None:
-            matches = compile_pattern(wanted.pattern)
+        matched: tuple[int, frozenset[str]] | None = None
+        while (wanted := self._wanted()) is not None and wanted.pattern is not None:
+            matches, joins = compile_pattern(wanted.pattern), self._joins
+            self._rejoined.clear()
             with suppress(AnabranchError, OSError):
                 topics = await self._context.cluster.topics()
                 names = frozenset(
@@ -116,12 +139,14 @@ class MemberDriver:
                     for name, info in topics.items()
                     if isinstance(info, TopicInfo) and not info.is_internal and matches(name)
                 )
-                if names and names != matched and wanted == self._context.subscription:
-                    matched = names
-                    self._member.subscribe(Subscription(matched))
+                if names and (joins, names) != matched and joins == self._joins and not self._is_leaving:
+                    matched = joins, names
+                    self._member.subscribe(Subscription(names))
                     self._context.changed.set()
-            age_ms = self._settings.metadata_max_age_ms if matched else TOPICS_INTERVAL_MS
-            await asyncio.sleep(age_ms / 1000)
+            age_ms = (
+                TOPICS_INTERVAL_MS if matched is None or matched[0] != joins else self._settings.metadata_max_age_ms
+            )
+            await self._rejoined.wait(age_ms / 1000)
 
     async def _send(self, send: Send) -> None:
         purpose = LEAVING_PURPOSE if isinstance(send.request, LeaveGroupRequest) else PURPOSE
@@ -164,22 +189,25 @@ class MemberDriver:
             if self._member.wanted_ids or self._member.wanted_topics:
                 await asyncio.sleep(TOPICS_INTERVAL_MS / 1000)
 
-    async def _record_partitions(self) -> None:
-        """Record what exists of topics that were not subscribed to: what appears later is read from its log start."""
-        wanted = self._context.subscription
-        assert wanted is not None
+    async def _record_partitions(self, wanted: Subscription) -> bool:
+        """Record what exists of topics that were not subscribed to: what appears later is read from its log start.
+
+        Whether that is done; False where it can be tried again.
+        """
         try:
             topics = await self._context.cluster.topics(None if wanted.pattern is not None else sorted(wanted.topics))
-        except (AnabranchError, OSError):
-            return
+        except (AnabranchError, OSError) as error:
+            return is_final(error)
         known = [compile_pattern(pattern) for pattern in sorted(self._patterns)]
+        is_wanted = wanted.topics.__contains__ if wanted.pattern is None else compile_pattern(wanted.pattern)
         seen = {} if self.first_seen is None else self.first_seen
         for name, info in topics.items():
-            if name not in seen and not any(matches(name) for matches in known):
+            if name not in seen and is_wanted(name) and not any(matches(name) for matches in known):
                 seen[name] = frozenset(info.partitions) if isinstance(info, TopicInfo) else frozenset()
         self.first_seen = seen
         if wanted.pattern is not None:
             self._patterns.add(wanted.pattern)
+        return True
 
 
 def _version(connection: Connection, request: Any) -> int:

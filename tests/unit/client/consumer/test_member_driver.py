@@ -286,6 +286,118 @@ def test_close_ends_every_wait(waiting_for: str) -> None:
     play(story)
 
 
+# -- reading from the end ----------------------------------------------------------------------------------------------
+
+
+def by(*names: str) -> Subscription:
+    return Subscription(frozenset(names))
+
+
+@pytest.mark.parametrize("wider", [by("t", "u"), Subscription(pattern="[tu]")])
+def test_a_member_does_not_join_before_it_knows_what_exists_of_what_it_subscribes_to(wider: Subscription) -> None:
+    """What it has not recorded counts as appeared later, and was read from its beginning."""
+
+    async def story() -> None:
+        world = World({"t": 2, "u": 1}, auto_offset_reset="latest")
+        world.broker.reachable = False
+        world.begin()
+        await asyncio.sleep(1)
+        world.context.subscription = wider
+        world.driver.resubscribe()
+        await asyncio.sleep(5)
+        world.broker.reachable = True
+        await world.event()
+        assert world.driver.first_seen == {"t": {0, 1}, "u": {0}}
+        await world.end()
+
+    play(story)
+
+
+def test_a_member_that_subscribes_again_before_it_has_joined_joins_with_what_it_has_recorded() -> None:
+    async def story() -> None:
+        world = World({"t": 2, "u": 1}, auto_offset_reset="latest")
+        metadata = world.broker._metadata
+        world.broker.on(MetadataRequest, lambda request: Late(1, metadata(request)))
+        unknown: list[str] = []
+
+        def beat(request: ConsumerGroupHeartbeatRequest) -> Any:
+            unknown.extend(set(request.subscribed_topic_names or ()) - (world.driver.first_seen or {}).keys())
+            return beaten(request)
+
+        world.broker.on(ConsumerGroupHeartbeatRequest, beat)
+        world.begin()
+        await asyncio.sleep(0.5)
+        world.context.subscription = by("t", "u")
+        world.driver.resubscribe()
+        await world.event()
+        assert not unknown
+        assert world.driver.first_seen == {"t": {0, 1}, "u": {0}}
+        await world.end()
+
+    play(story)
+
+
+def test_a_pattern_records_the_topics_that_it_matches_only() -> None:
+    """Another topic may grow before it is subscribed to: its new partitions were read from their beginning."""
+
+    async def story() -> None:
+        world = World({"t": 2, "u": 1}, auto_offset_reset="latest")
+        world.begin(Subscription(pattern="t.*"))
+        await world.event()
+        assert world.driver.first_seen == {"t": {0, 1}}
+        world.broker.topics |= {"u": 3, "t2": 1}
+        world.context.subscription = by("t", "u", "t2")
+        world.driver.resubscribe()
+        await asyncio.sleep(1)
+        assert world.driver.first_seen == {"t": {0, 1}, "u": {0, 1, 2}}, "t2 matched the pattern when it was made"
+        await world.end()
+
+    play(story)
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_member_that_leaves_while_it_looks_for_topics_does_not_join_again(protocol: str) -> None:
+    """It joined while it left, and `unsubscribe` waited for its timeout, and left it in the group."""
+
+    async def story() -> None:
+        world = World({"t": 2, "u": 1}, auto_offset_reset="latest", group_protocol=protocol)
+        world.broker.script(JoinGroupRequest, SILENT)
+        world.begin()
+        await asyncio.sleep(1)
+        metadata = world.broker._metadata
+        world.broker.script(MetadataRequest, lambda request: Late(0.5, metadata(request)))
+        world.context.subscription = Subscription(pattern="[tu]")
+        world.driver.resubscribe()
+        await asyncio.sleep(0.1)
+        world.driver.leave(stay=None)
+        while world.member.take() is not None:
+            pass
+        await asyncio.sleep(5)
+        assert not world.member.is_member and world.member._phase.name in ("LEAVING", "OUT")  # type: ignore[attr-defined]
+        assert "record" not in world.context.jobs and "pattern" not in world.context.jobs
+        await world.end()
+
+    play(story)
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_member_that_unsubscribed_before_it_began_is_not_failed(reset: str) -> None:
+    async def story() -> None:
+        world = World(auto_offset_reset=reset)
+        world.begin()
+        world.driver.leave(stay=None)
+        world.context.subscription = None
+        await asyncio.sleep(1)
+        assert world.context.error is None and world.member.has_left
+        world.context.subscription = by("t")
+        world.driver.begin()
+        assert await world.event() == BOTH
+        assert world.driver.first_seen == ({"t": {0, 1}} if reset == "latest" else None)
+        await world.end()
+
+    play(story)
+
+
 # -- the classic protocol ----------------------------------------------------------------------------------------------
 
 
@@ -299,6 +411,26 @@ def test_a_classic_member_subscribes_to_the_topics_that_match_and_to_later_ones(
         world.broker.topics["tb"] = 1
         await asyncio.sleep(6)
         assert world.member._subscription == Subscription(frozenset({"ta", "tb"}))  # type: ignore[attr-defined]
+        await world.end()
+
+    play(story)
+
+
+def test_another_pattern_is_matched_at_once() -> None:
+    """It was when the metadata was older than `metadata_max_age_ms`, and the same one after names never."""
+
+    async def story() -> None:
+        world = World({"ta": 1, "u": 1}, group_protocol="classic")
+        world.broker.script(JoinGroupRequest, SILENT)
+        world.begin(Subscription(pattern="t.*"))
+        await asyncio.sleep(1)
+        wanted = [(Subscription(pattern="u"), "u"), (by("ta"), "ta"), (Subscription(pattern="u"), "u")]
+        for subscription, name in wanted:
+            world.context.subscription = subscription
+            world.driver.resubscribe()
+            if name != "ta":
+                await asyncio.sleep(1)
+            assert world.member._subscription == by(name)  # type: ignore[attr-defined]
         await world.end()
 
     play(story)
