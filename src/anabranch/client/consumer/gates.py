@@ -124,8 +124,10 @@ class Gates:
                     asked[asyncio.create_task(self._ask(question))] = question
                 self._moved.clear()
                 moved = asyncio.create_task(self._wait())
-                await asyncio.wait([*asked, moved], return_when=asyncio.FIRST_COMPLETED)
-                moved.cancel()
+                try:
+                    await asyncio.wait([*asked, moved], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    moved.cancel()
                 for task in [task for task in asked if task.done()]:
                     del asked[task]
                     task.result()

@@ -146,6 +146,21 @@ def test_one_question_is_kept_open_and_its_answer_opens_the_gate_after_an_announ
     scenario(main)
 
 
+def test_a_group_that_is_closed_while_a_question_is_parked_leaves_no_task_behind() -> None:
+    """The one that waited for another question was for ever pending."""
+
+    async def main() -> None:
+        world = World(P1)
+        world.answers = [told(4)]
+        assert await world.poll(1) == [] and "positions-asked" in world.context.jobs
+        await world.context.close()
+        await asyncio.sleep(0.1)
+        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+        assert not [name for name in names if name.startswith("Gates.")]
+
+    scenario(main)
+
+
 def test_a_wanted_partition_is_flushed_committed_and_reported_while_a_question_is_parked() -> None:
     async def main() -> None:
         world = World(P0)
