@@ -280,7 +280,7 @@ def test_a_group_that_does_it_wrong_is_found_out(
     [
         (starting_at_zero, unread_records_were_deleted, "the child waits for records that are gone"),
         (never_forgetting, another_owner_has_all_its_time, "do not wait for the new owner"),
-        (dawdling, records_before_a_gate_are_deleted, "ms for nothing"),
+        (dawdling, records_before_a_gate_are_deleted, "not within"),
         (remembering, an_owner_that_comes_back_has_all_its_time, "is counted from before the owner had it"),
     ],
 )
