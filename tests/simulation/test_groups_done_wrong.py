@@ -249,7 +249,7 @@ def found_out(sabotage: Callable[[], AbstractContextManager[object]], first: int
     [
         (believing, {}),
         (forgetting, {}),
-        (hasty, {}),
+        (hasty, {"first": 43}),
         (trusting, {}),
         (impatient, {}),
         (moving_on, {"first": 52, **MOVING, "classic": 0.7, "strategies": (("cooperative-sticky",),)}),
