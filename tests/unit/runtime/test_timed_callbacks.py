@@ -37,6 +37,8 @@ SHORT = {
     "_cancel",
     # Begin a task, to which the time of what follows belongs.
     "self._refreshed",
+    # Give work to a thread.
+    "_clear_apart",
     # Once in the life of a broker, or after it ran out of descriptors: begin a thread, end one, watch a socket.
     "self._start_http",
     "lambda _: self._thread.shutdown(wait=False)",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
 
@@ -137,12 +138,15 @@ class Controller:
             raise
 
     async def _freed(self, work: Callable[[list[Any]], Awaitable[T]], spent: list[Any]) -> T:
-        """Do work, then free what it has put into `spent`, if there may be much of it in a thread."""
+        """Do work, then free what it has put into `spent`, if there may be much of it in a thread.
+
+        In the next turn of the loop: in this one the future that has woken the task up holds what it has brought.
+        """
         try:
             return await work(spent)
         finally:
             if self._large:
-                asyncio.get_running_loop().run_in_executor(None, spent.clear)
+                asyncio.get_running_loop().call_soon(_clear_apart, spent)
 
     async def _step(
         self, decide: Callable[[ControllerState], Decision[Reply]], spent: list[Any], *, asked: bool
@@ -408,6 +412,12 @@ def _parents(path: str) -> list[str]:
 
 def _idle(state: ControllerState, name: str) -> bool:
     return views.idle(state, name)
+
+
+def _clear_apart(spent: list[Any]) -> None:
+    """Clear a list in a thread; at the end of the loop, which takes no more work, here."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop().run_in_executor(None, spent.clear)
 
 
 def _log_failure(step: asyncio.Task[Any]) -> None:
