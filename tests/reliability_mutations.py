@@ -448,7 +448,7 @@ RELIABILITY = (
         "::test_what_a_step_about_a_large_topic_leaves_behind_is_freed_in_a_thread",
         Edit(
             "server/cluster/controller.py",
-            "                asyncio.get_running_loop().run_in_executor(None, spent.clear)\n",
+            "                asyncio.get_running_loop().call_soon(_clear_apart, spent)\n",
             "                spent.clear()\n",
         ),
     ),
