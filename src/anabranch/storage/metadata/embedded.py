@@ -5,6 +5,10 @@ them; those of sessions that died are removed when the next one opens. SQLite wo
 operation after the other, so that no operation blocks the event loop. Watches are called in the loop, after the commit,
 in the order of the changes. What SQLite cannot do (disk full, input/output error, a file that another process holds) is
 an OSError, and then nothing has changed.
+
+The bytes of a node lie beside the index of paths, not in it. The node of a topic has a megabyte where the topic has
+100,000 partitions, and SQLite reads an entry of an index whole to compare it: in an index every operation on a
+partition would read that megabyte.
 """
 
 from __future__ import annotations
@@ -47,16 +51,31 @@ Ts = TypeVarTuple("Ts")
 Happened = list[tuple[str, Change]]
 Paths = set[str]
 
-_SCHEMA = """
+_TABLE = """
 CREATE TABLE IF NOT EXISTS node (
-    path TEXT PRIMARY KEY,
+    path TEXT PRIMARY KEY NOT NULL,
     parent TEXT NOT NULL,
     data BLOB NOT NULL,
     version INTEGER NOT NULL,
     ephemeral INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX IF NOT EXISTS node_parent ON node (parent);
-INSERT OR IGNORE INTO node VALUES ('/', '', x'', 0, 0);
+)
+"""
+_INDEX = "CREATE INDEX IF NOT EXISTS node_parent ON node (parent)"
+_ROOT = "INSERT OR IGNORE INTO node VALUES ('/', '', x'', 0, 0)"
+_WITHIN_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'node' AND sql LIKE '%WITHOUT ROWID%'"
+"""Whether a file is of an earlier version, which kept the bytes of the nodes within the index of paths."""
+_COPIED = (
+    "ALTER TABLE node RENAME TO earlier",
+    "DROP INDEX node_parent",
+    _TABLE,
+    _INDEX,
+    "INSERT INTO node SELECT path, parent, data, version, ephemeral FROM earlier ORDER BY path",
+    "DROP TABLE earlier",
+)
+_DELETE = f"""
+DELETE FROM node
+WHERE path = ? AND (? = {ANY_VERSION} OR version = ?)
+  AND NOT EXISTS (SELECT 1 FROM node AS child WHERE child.parent = ?)
 """
 BUSY_TIMEOUT_S = 5.0
 FREED_APART_MIN = 10_000
@@ -200,13 +219,15 @@ class _Database:
             found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
-            self._connection.executescript(_SCHEMA)
+            for statement in (_TABLE, _INDEX, _ROOT):
+                self._connection.execute(statement)
             last = self._connection.execute("PRAGMA user_version").fetchone()[0]
             self.session = int(last) + 1
             self._connection.execute(f"PRAGMA user_version = {self.session}")
         except sqlite3.Error as error:
             self._connection.close()
             raise self._refused(error) from error
+        self._take_bytes_out_of_index()
         self._drop_ephemeral_nodes()
 
     def get(self, path: str) -> tuple[bytes, int]:
@@ -299,6 +320,13 @@ class _Database:
                 self._execute("ROLLBACK")
             raise
 
+    def _take_bytes_out_of_index(self) -> None:
+        """Rewrite a file of an earlier version; one that cannot be rewritten, as on a full disk, is used as it is."""
+        if self._execute(_WITHIN_INDEX):
+            with contextlib.suppress(OSError), self._transaction():
+                for statement in _COPIED:
+                    self._execute(statement)
+
     def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(sql, values).fetchall()
@@ -339,10 +367,9 @@ class _Database:
                 self._execute("UPDATE node SET data = ?, version = version + 1 WHERE path = ?", data, path)
                 return [(path, Change.CHANGED)]
             case Delete(_, version):
-                self._expect(path, version)
-                if self._execute("SELECT 1 FROM node WHERE parent = ? LIMIT 1", path):
+                if not self._changed(_DELETE, path, version, version, path):
+                    self._expect(path, version)
                     raise NotEmptyError(f"The node {path} has children: {', '.join(self.children(path)[:5])}.")
-                self._execute("DELETE FROM node WHERE path = ?", path)
                 lasting.discard(path)
                 return [(path, Change.DELETED), (parent, Change.CHILDREN)]
             case Check(_, version):
@@ -358,6 +385,13 @@ class _Database:
         except sqlite3.Error as error:
             raise self._refused(error) from error
         return True
+
+    def _changed(self, sql: str, *values: object) -> bool:
+        """Make a change of at most one node; whether it was made."""
+        try:
+            return self._connection.execute(sql, values).rowcount > 0
+        except sqlite3.Error as error:
+            raise self._refused(error) from error
 
     def _expect(self, path: str, version: int) -> None:
         found = self.get(path)[1]

@@ -11,8 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.storage.interface import Change, Create, MetadataError, Set
-from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
+from anabranch.storage.interface import Change, Create, Delete, MetadataError, Set, StoredNode
+from anabranch.storage.metadata import embedded
+from anabranch.storage.metadata.embedded import EmbeddedMetadataStore, parent_of
+
+EARLIER_TABLE = """
+CREATE TABLE node (
+    path TEXT PRIMARY KEY, parent TEXT NOT NULL, data BLOB NOT NULL, version INTEGER NOT NULL,
+    ephemeral INTEGER NOT NULL
+) WITHOUT ROWID
+"""
+EARLIER_NODES = {
+    "/": (b"", 0, 0),
+    "/topics": (b"", 0, 0),
+    "/topics/a": (b"whole", 7, 0),
+    "/topics/a/0": (b"\0", 1, 0),
+    "/topics/b": (bytes(100_000), 2, 0),
+    "/gone": (b"", 0, 1),
+}
+"""The bytes of each node, its version and its session."""
 
 
 def test_ephemeral_nodes_of_a_session_that_died_go_when_the_next_one_opens(tmp_path: Path) -> None:
@@ -118,3 +135,85 @@ def test_a_closed_store_refuses_and_may_be_closed_again(tmp_path: Path) -> None:
                 await attempt()  # type: ignore[misc]
 
     asyncio.run(story())
+
+
+def make_earlier_file(path: Path) -> None:
+    """A file as earlier versions wrote it."""
+    database = sqlite3.connect(path)
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute(EARLIER_TABLE)
+    database.execute("CREATE INDEX node_parent ON node (parent)")
+    for node, (data, version, session) in EARLIER_NODES.items():
+        database.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?)", (node, parent_of(node), data, version, session))
+    database.execute("PRAGMA user_version = 1")
+    database.commit()
+    database.close()
+
+
+def form_of(path: Path) -> str:
+    """How the table of a file was declared."""
+    database = sqlite3.connect(path)
+    declared = str(database.execute("SELECT sql FROM sqlite_master WHERE name = 'node'").fetchone()[0])
+    database.close()
+    return declared
+
+
+async def check_earlier_nodes(path: Path) -> None:
+    """Everything lasting that was in the file is there, and can be changed."""
+    store = await EmbeddedMetadataStore.open(path)
+    lasting = {node: it for node, it in EARLIER_NODES.items() if not it[2]}
+    assert list(await store.subtree("/")) == [StoredNode(node, it[0], it[1]) for node, it in sorted(lasting.items())]
+    assert (await store.children("/topics"), store.session) == (["a", "b"], 2)
+    await store.multi([Set("/topics/a", b"again", 7), Delete("/topics/a/0", 1), Delete("/topics/a", 8)])
+    assert await store.children("/topics") == ["b"]
+    await store.close()
+
+
+def test_a_file_of_an_earlier_version_is_rewritten_with_all_that_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    make_earlier_file(path)
+    asyncio.run(check_earlier_nodes(path))
+    assert "WITHOUT ROWID" not in form_of(path)
+
+
+def test_a_file_of_an_earlier_version_on_a_full_disk_is_used_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metadata.sqlite"
+    make_earlier_file(path)
+    pages = path.stat().st_size // 4096
+    connect = sqlite3.connect
+
+    def connect_full(*arguments: object, **options: object) -> sqlite3.Connection:
+        made = connect(*arguments, **options)  # type: ignore[call-overload]
+        made.execute(f"PRAGMA max_page_count = {pages + 4}")
+        assert isinstance(made, sqlite3.Connection)
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(embedded.sqlite3, "connect", connect_full)
+        asyncio.run(check_earlier_nodes(path))
+    assert "WITHOUT ROWID" in form_of(path)
+
+
+def bytes_read() -> int:
+    """What this process has read of files."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["rchar"])
+
+
+def test_changes_of_nodes_do_not_read_a_large_node_beside_them(tmp_path: Path) -> None:
+    large, count = 8 << 20, 400
+    children = [f"/topics/wide/{number}" for number in range(count)]
+
+    async def story() -> int:
+        store = await EmbeddedMetadataStore.open(tmp_path / "metadata.sqlite")
+        await store.multi([Create("/topics"), Create("/topics/wide", bytes(large)), *map(Create, children)])
+        before = bytes_read()
+        await store.multi([*map(Delete, children), *map(Create, children), *(Set(path, b"new") for path in children)])
+        assert len(await store.existing(children)) == count
+        await store.close()
+        return bytes_read() - before
+
+    # In an index of whole nodes each of these changes read some megabytes, gigabytes in all.
+    assert asyncio.run(story()) < 4 * large
