@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.base.errors import AnabranchError
+
+if TYPE_CHECKING:
+    from anabranch.client.producer.rows import Columns, ColumnsPart
 
 
 class DeliveryError(AnabranchError):
@@ -41,6 +44,15 @@ class TableDelivery:
         self.open_count = 0
         self.failed = 0
         self.error: Exception | None = None
+
+    def complete(self, part: ColumnsPart, topic: str, base_offset: int, append_time_ms: int) -> None:
+        """Count the rows of a batch that was appended."""
+        self.delivered(part.partition, base_offset, part.record_count)
+
+    def reject(self, rows: Columns | ColumnsPart, error: Exception) -> None:
+        """Count rows that failed, for the reason of all of them."""
+        self.fail(error, rows.record_count)
+        mark_retrieved(self.promise)
 
     def delivered(self, partition: int, base_offset: int, count: int) -> None:
         """Count rows appended to the log from `base_offset` on (-1: unknown offset)."""

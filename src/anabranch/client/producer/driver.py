@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.client.cluster.connection import Connection, DisconnectedError
 from anabranch.client.cluster.metadata import Cluster
-from anabranch.client.producer.delivery import OpenRecords, fail_promise, mark_retrieved
-from anabranch.client.producer.outcome import DeliveredRecords, settle
-from anabranch.client.producer.rows import EncodeSettings, Outgoing, Records, encode_rows, headers_size, record_size
+from anabranch.client.producer.delivery import OpenRecords
+from anabranch.client.producer.intake import Tray
+from anabranch.client.producer.records import Gathered, Outgoing, Records, gather, record_size
+from anabranch.client.producer.rows import Chance, Columns, ColumnsPart, EncodeSettings, encode_columns
 from anabranch.client.producer.transactions import Phase, Transactions
 from anabranch.client.settings import ProducerSettings, taken
 from anabranch.machines.clients.sending import (
@@ -27,6 +27,7 @@ from anabranch.machines.clients.sending import (
     BatcherSettings,
     Delivered,
     Encode,
+    Encoded,
     Failed,
     InitProducer,
     Placement,
@@ -37,8 +38,12 @@ from anabranch.machines.clients.sending import (
 )
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from anabranch.records.batch import RECORD_OVERHEAD_MAX, stamp_producer
+from anabranch.records.batch import stamp_producer
 from anabranch.runtime.clock import Clock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PURPOSE = "produce"
 _log = logging.getLogger("anabranch.client")
@@ -66,7 +71,7 @@ class SendingDriver:
                 enable_idempotence=settings.idempotent,
                 transactional=transactions is not None,
             ),
-            Records,
+            self._records,
         )
         self.open = OpenRecords()
         self.adding: set[asyncio.Task[None]] = set()
@@ -114,40 +119,43 @@ class SendingDriver:
 
     def append(self, record: Outgoing) -> None:
         """Append one record to the batcher."""
-        self._append([record], record_size(record), self._now_ms())
+        self._append(record[0], [record], 1, record_size(record), self._now_ms())
 
     def append_rows(self, topic: str, rows: Rows, size: int) -> None:
         """Append a slice of a table to the batcher."""
         self.batcher.append_rows(topic, rows, size, self._now_ms())
         self.schedule()
 
-    def append_waiting(self, waiting: deque[Outgoing]) -> None:
-        """Append the records that another thread put into `waiting`."""
+    def append_tray(self, tray: Tray) -> int:
+        """Append the records that other threads have sent; return their size."""
         now, size_max = self._now_ms(), self._encode_settings.batch_size
-        run: list[Outgoing] = []
-        size, topic, generation = 0, "", 0
-        for _ in range(len(waiting)):
-            record = waiting.popleft()
-            if run and (size >= size_max or record[0] != topic or record[7] != generation):
-                self._append(run, size, now)
-                run, size = [], 0
-            topic, key, value, _, headers, _, _, generation = record
-            size += RECORD_OVERHEAD_MAX
-            if key is not None:
-                size += len(key)
-            if value is not None:
-                size += len(value)
-            if headers:
-                size += headers_size(headers)
-            run.append(record)
-        if run:
-            self._append(run, size, now)
+        total = 0
+        for topic, keys, values, times, places in tray.by_topic():
+            if topic is None:
+                self._refuse(tray, places, ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, "a topic is a str"))
+                continue
+            for gathered in gather(keys, values, times, tray.receipt, places):
+                if not isinstance(gathered, Gathered):
+                    self._refuse(tray, *gathered)
+                elif self.batcher.fatal is not None or self._closed:
+                    self._refuse(tray, gathered.places, self.batcher.fatal or _closed())
+                else:
+                    for part, size in gathered.cut(size_max):
+                        self._append(topic, [part], part.record_count, size, now)
+                        total += size
+        return total
 
-    def _append(self, records: list[Outgoing], size: int, now_ms: int) -> None:
-        """Append records of one topic and one flush generation."""
-        topic, _, _, _, _, _, _, generation = records[0]
-        counts = self.open.counts
-        counts[generation] = counts.get(generation, 0) + len(records)
+    def _refuse(self, tray: Tray, places: NDArray[np.int64], error: ApiError) -> None:
+        tray.receipt.failed(places, error)
+        self.open.failed(error, len(places))
+        self.spoil(error)
+
+    def _records(self, parts: list[Any]) -> Records:
+        return Records(parts, self.open.generation)
+
+    def _append(self, topic: str, records: list[Outgoing | Gathered], count: int, size: int, now_ms: int) -> None:
+        """Append records of one topic."""
+        self.open.counts[self.open.generation] += count
         if self.batcher.append(topic, records, size, now_ms):
             self.schedule()
 
@@ -163,7 +171,7 @@ class SendingDriver:
     async def close(self) -> None:
         """Fail the records without an outcome, cancel all tasks, and send nothing more."""
         if self._loop is not None and not self._closed:
-            self.batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the producer was closed"))
+            self.batcher.abandon(_closed())
             self.pump()
         self._closed = True
         if self._room is not None:
@@ -231,39 +239,20 @@ class SendingDriver:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _close(self, rows: Any) -> None:
-        """Count rows with an outcome; a record that another thread made before a flush may come after it."""
-        if isinstance(rows, Records):
-            for generation, count in Counter([record[7] for record in rows]).items():
-                self.open.close(generation, count)
-        else:
-            self.open.close(rows.delivery.generation, rows.record_count)
-
     def _deliver(self, outcome: Delivered) -> None:
         batch = outcome.batch
         rows: Any = batch.rows
-        self._close(rows)
-        topic, partition, offset = batch.topic, batch.partition, outcome.base_offset
-        if isinstance(rows, Records):
-            append_time = outcome.log_append_time_ms
-            times = [record[3] for record in rows] if append_time < 0 else append_time
-            settle(rows, DeliveredRecords(topic, partition, offset, times))
-        else:
-            rows.delivery.delivered(partition, offset, rows.record_count)
+        self.open.close(rows.generation, rows.record_count)
+        rows.delivered(batch.topic, outcome.base_offset, outcome.log_append_time_ms)
 
     def _fail(self, outcome: Failed) -> None:
         rows: Any = outcome.rows
-        self._close(rows)
+        self.open.close(rows.generation, rows.record_count)
         self.open.failed(outcome.error, rows.record_count)
         if self.batcher.fatal is not None and self._transactions is not None:
             self._transactions.fence(self.batcher.fatal)
         self.spoil(outcome.error)
-        if isinstance(rows, Records):
-            for _, _, _, _, _, _, promise, _ in rows:
-                fail_promise(promise, outcome.error)
-        else:
-            rows.delivery.fail(outcome.error, rows.record_count)
-            mark_retrieved(rows.delivery.promise)
+        rows.fail(outcome.error)
 
     def _encode(self, encode: Encode) -> None:
         arguments = (encode.rows, encode.placement, self._encode_settings, self._any_hash)
@@ -473,3 +462,15 @@ class SendingDriver:
 def given_up(count: int) -> ApiError:
     """Return the error of records whose caller was cancelled while waiting for room in the buffer."""
     return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, f"{count} records were not sent: the caller gave up waiting")
+
+
+def _closed() -> ApiError:
+    return ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the producer was closed")
+
+
+def encode_rows(
+    rows: Any, placement: Placement, settings: EncodeSettings, chance: Chance
+) -> tuple[list[Encoded], list[Refused]]:
+    """Place rows of a chunk or of a batch and encode them into batches; each partition keeps the order of its rows."""
+    columns: Columns | ColumnsPart = rows.columns() if isinstance(rows, Records) else rows
+    return encode_columns(columns, placement, settings, chance)

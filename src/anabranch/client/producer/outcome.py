@@ -1,18 +1,26 @@
 """Outcomes for threads: of one record or table that was handed over to a client with an event loop of its own.
 
-A producer makes an outcome for every record, so it has two attributes until somebody asks for more. The records of a
-batch share what became of them: `settle` notes each record's place in the batch, and `result` finds its metadata there.
+A record's outcome is made with every `send`, so it is only a place in a receipt. The records that were taken over
+together share the receipt, in which the fate of each is entered when its batch is delivered. The producer itself refers
+to no outcome, except for those that have callbacks.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from anabranch.client.producer.rows import Outgoing, RecordMetadata
+from anabranch.client.producer.rows import Fate, RecordMetadata
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 R = TypeVar("R")
+_log = logging.getLogger("anabranch.client")
 
 
 class Outcome(Generic[R]):
@@ -21,51 +29,71 @@ class Outcome(Generic[R]):
     Has the reader's side of `concurrent.futures.Future`, at a tenth of its cost.
     """
 
-    __slots__ = ("_callbacks", "_news", "_place", "_settled")
+    __slots__ = ()
 
-    def __init__(self, news: News) -> None:
-        self._news = news
-        self._settled: _Settled | None = None
-        self._callbacks: list[Callable[[Outcome[R]], object]] | None = None
-
+    @abstractmethod
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self._settled is not None
 
     def result(self, timeout: float | None = None) -> R:
         """Wait at most `timeout` seconds for the result; raise the error if the record or table failed."""
         error = self.exception(timeout)
         if error is not None:
             raise error
-        assert self._settled is not None
-        return cast(R, self._settled.at(self._place))
+        return self._result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait at most `timeout` seconds; return the error, or None on success."""
-        if self._settled is None and not self._news.wait_for(self.done, timeout):
+        if not self.done() and not self._news_of().wait_for(self.done, timeout):
             raise TimeoutError(f"no outcome after {timeout} s")
-        assert self._settled is not None
-        return self._settled.error
+        return self._error()
+
+    @abstractmethod
+    def add_done_callback(self, callback: Callable[[Outcome[R]], object]) -> None:
+        """Call `callback` with the outcome, in the client's thread; at once if the outcome is known."""
+
+    @abstractmethod
+    def _news_of(self) -> News: ...
+
+    @abstractmethod
+    def _result(self) -> R: ...
+
+    @abstractmethod
+    def _error(self) -> BaseException | None: ...
+
+
+class TableOutcome(Outcome[R]):
+    """The outcome of a table: a promise that the client's thread keeps."""
+
+    __slots__ = ("_callbacks", "_kept", "_news")
+
+    def __init__(self, news: News) -> None:
+        self._news = news
+        self._kept: tuple[Any, BaseException | None] | None = None
+        self._callbacks: list[Callable[[Outcome[R]], object]] | None = None
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._kept is not None
 
     def add_done_callback(self, callback: Callable[[Outcome[R]], object]) -> None:
         """Call `callback` with the outcome, in the client's thread; at once if the outcome is known."""
         with self._news.lock:
             self._callbacks = [*(self._callbacks or ()), callback]
-        # `_settled` is read after the callback is stored, and set before callbacks are read, so no callback is missed.
-        if self._settled is not None:
+        # `_kept` is read after the callback is stored, and set before callbacks are read, so no callback is missed.
+        if self._kept is not None:
             self._call_back()
 
     def set_result(self, result: R) -> None:
         """Complete with a result."""
-        self._settle(_Settled(result))
+        self._keep(result, None)
 
     def set_exception(self, exception: BaseException) -> None:
         """Complete with an error."""
-        self._settle(_Settled(None, exception))
+        self._keep(None, exception)
 
-    def _settle(self, settled: _Settled) -> None:
-        self._place = 0
-        self._settled = settled
+    def _keep(self, result: Any, error: BaseException | None) -> None:
+        self._kept = result, error
         if self._callbacks is not None:
             self._call_back()
         self._news.tell()
@@ -73,52 +101,123 @@ class Outcome(Generic[R]):
     def _call_back(self) -> None:
         with self._news.lock:
             callbacks, self._callbacks = self._callbacks, None
-        for callback in callbacks or ():
-            callback(self)
+        _call(callbacks or (), self)
+
+    def _news_of(self) -> News:
+        return self._news
+
+    def _result(self) -> R:
+        assert self._kept is not None
+        return cast(R, self._kept[0])
+
+    def _error(self) -> BaseException | None:
+        assert self._kept is not None
+        return self._kept[1]
 
 
-class _Settled:
-    """What became of a table, or of a record that failed."""
+class RecordOutcome(Outcome[RecordMetadata]):
+    """The outcome of one record: its place in a receipt. `Producer.send` sets both attributes."""
 
-    def __init__(self, value: Any, error: BaseException | None = None) -> None:
-        self._value = value
-        self.error = error
+    __slots__ = ("place", "receipt")
+    receipt: Receipt
+    place: int
 
-    def at(self, place: int) -> Any:
-        return self._value
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.receipt.knows(self.place)
 
+    def add_done_callback(self, callback: Callable[[Outcome[RecordMetadata]], object]) -> None:
+        """Call `callback` with the outcome, in the client's thread; at once if the outcome is known."""
+        self.receipt.call_back(self, callback)
 
-class DeliveredRecords(_Settled):
-    """What became of the records of a batch."""
+    def _news_of(self) -> News:
+        return self.receipt.news
 
-    def __init__(self, topic: str, partition: int, base_offset: int, times: list[int] | int) -> None:
-        super().__init__(None)
-        self._topic = topic
-        self._partition = partition
-        self._base_offset = base_offset
-        self._times = times
+    def _result(self) -> RecordMetadata:
+        return self.receipt.metadata(self.place)
 
-    def at(self, place: int) -> RecordMetadata:
-        """Return the metadata of the record at a place of the batch."""
-        times, offset = self._times, self._base_offset
-        when = times if isinstance(times, int) else times[place]
-        return RecordMetadata(self._topic, self._partition, offset + place if offset >= 0 else offset, when)
+    def _error(self) -> BaseException | None:
+        return self.receipt.error(self.place)
 
 
-def settle(records: Iterable[Outgoing], delivered: DeliveredRecords) -> None:
-    """Complete the promises of the records of a batch; the threads that wait are told once."""
-    news: News | None = None
-    for place, (_, _, _, _, _, _, promise, _) in enumerate(records):
-        if isinstance(promise, Outcome):
-            promise._place = place
-            promise._settled = delivered
-            if promise._callbacks is not None:
-                promise._call_back()
-            news = promise._news
-        elif not promise.done():
-            promise.set_result(delivered.at(place))
-    if news is not None:
-        news.tell()
+class Receipt:
+    """What became of records that were taken over together, by their places: 0 for the first, and so on.
+
+    A place is known from when its element of `_fate_at` is not 0; all else that is said of it was written before.
+    """
+
+    __slots__ = ("_callbacks", "_fate_at", "_fates", "_offsets", "_times", "count", "news")
+
+    def __init__(self, news: News) -> None:
+        self.news = news
+        self.count = 0
+        """The number of places, set before the first of them is known."""
+        self._fates: list[Fate | BaseException | None] = [None]
+        """What batches became, or the error of those that failed."""
+        self._fate_at: NDArray[np.int32] | None = None
+        """The index in `_fates` of each place, 0 for those that are not known."""
+        self._offsets: NDArray[np.int64] | None = None
+        self._times: NDArray[np.int64] | None = None
+        self._callbacks: dict[int, list[tuple[RecordOutcome, Callable[[Outcome[RecordMetadata]], object]]]] = {}
+
+    def knows(self, place: int) -> bool:
+        """Whether the outcome of a place is known."""
+        fate_at = self._fate_at
+        return fate_at is not None and bool(fate_at[place])
+
+    def error(self, place: int) -> BaseException | None:
+        """Return the error of a known place, None if its record was delivered."""
+        assert self._fate_at is not None
+        fate = self._fates[self._fate_at[place]]
+        return fate if isinstance(fate, BaseException) else None
+
+    def metadata(self, place: int) -> RecordMetadata:
+        """Return the metadata of the record of a known place, which was delivered."""
+        assert self._fate_at is not None and self._offsets is not None and self._times is not None
+        fate = self._fates[self._fate_at[place]]
+        assert isinstance(fate, Fate)
+        return RecordMetadata(fate.topic, fate.partition, int(self._offsets[place]), int(self._times[place]))
+
+    def delivered(self, places: NDArray[np.int64], fate: Fate, times: NDArray[np.int64] | int) -> None:
+        """Enter the places of records of one batch, in their order in the batch, with the times of each or of all."""
+        if self._offsets is None or self._times is None:
+            import numpy as np
+
+            self._times = np.zeros(self.count, np.int64)
+            self._offsets = np.zeros(self.count, np.int64)
+        self._offsets[places] = fate.offsets
+        self._times[places] = times
+        self._know(places, fate)
+
+    def failed(self, places: NDArray[np.int64], error: BaseException) -> None:
+        """Enter the places of records that failed with the same error."""
+        self._know(places, error)
+
+    def call_back(self, outcome: RecordOutcome, callback: Callable[[Outcome[RecordMetadata]], object]) -> None:
+        """Call `callback` when the outcome's place is known, or now."""
+        with self.news.lock:
+            self._callbacks.setdefault(outcome.place, []).append((outcome, callback))
+        # The place is looked at after the callback is stored, and known before callbacks are read: none is missed.
+        if self.knows(outcome.place):
+            self._call_back([outcome.place])
+
+    def _know(self, places: NDArray[np.int64], fate: Fate | BaseException) -> None:
+        if self._fate_at is None:
+            import numpy as np
+
+            self._fate_at = np.zeros(self.count, np.int32)
+        self._fates.append(fate)
+        self._fate_at[places] = len(self._fates) - 1
+        if self._callbacks:
+            self._call_back(places.tolist())
+        self.news.tell()
+
+    def _call_back(self, places: Iterable[int]) -> None:
+        for place in places:
+            with self.news.lock:
+                callbacks = self._callbacks.pop(place, ())
+            for outcome, callback in callbacks:
+                _call((callback,), outcome)
 
 
 class News:
@@ -143,3 +242,12 @@ class News:
         if self.waiting:
             with self.lock:
                 self.lock.notify_all()
+
+
+def _call(callbacks: Iterable[Callable[[Any], object]], outcome: Outcome[Any]) -> None:
+    """Call back; a callback that raises harms no other outcome of the batch."""
+    for callback in callbacks:
+        try:
+            callback(outcome)
+        except Exception:
+            _log.exception("a callback of an outcome raised an exception: %r", callback)

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
@@ -20,15 +19,18 @@ from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetsByPartition, offsets_of
 from anabranch.client.producer.delivery import ColumnsMetadata, TableDelivery, mark_retrieved
 from anabranch.client.producer.driver import SendingDriver, given_up
-from anabranch.client.producer.rows import ColumnNames, Header, Outgoing, Promise, RecordMetadata, headers_size
+from anabranch.client.producer.intake import RECORDS_MAX, WIDTH, Intake
+from anabranch.client.producer.outcome import News
+from anabranch.client.producer.records import Options, Outgoing
+from anabranch.client.producer.rows import NOT_CHOSEN, ColumnNames, Header, RecordMetadata
 from anabranch.client.producer.transactions import MAY, Phase, PreparedTransaction, Transactions, group_of
 from anabranch.client.settings import ProducerSettings, as_keywords, configured_by
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-WAITING_MAX = 10_000
-"""The maximum number of records in `waiting`."""
+WAITING_SHARE = 4
+"""The records that another thread has handed over wait in at most this part of the buffer, if they are as the last."""
 SLICE_SIZE = 15 * 512 * 1024
 """The approximate size of the slices in which columns are placed and encoded, so that batches stay below 8 MiB."""
 
@@ -56,12 +58,11 @@ class Producer:
         self._open = self._driver.open
         self._sending = self._driver.batcher.state
         """For reading only: `is_full` is read for every record."""
+        self._intake: Intake | None = None
         self._buffer_memory = settings.buffer_memory
         self._max_block_ms = settings.max_block_ms
         self._column_order: dict[str, asyncio.Lock] = {}
         self._closed = False
-        self.waiting: deque[Outgoing] = deque()
-        """Records handed over by another thread."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -92,39 +93,21 @@ class Producer:
         tombstone in a compacted topic. Without `partition`, records of one key keep their order through every resize.
         """
         self._check_open()
+        self.check_transaction()
         promise: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-        record = self.outgoing(topic, value, key, partition, timestamp, headers, promise)
+        if type(key) is not bytes and key is not None:
+            key = as_bytes(key, "key")
+        if type(value) is not bytes and value is not None:
+            value = as_bytes(value, "value")
+        now_ms = time.time_ns() // 1_000_000
+        record: Outgoing = topic, key, value, now_ms, (), NOT_CHOSEN, promise
+        if timestamp is not None or partition is not None or headers:
+            options = Options(now_ms if timestamp is None else timestamp, headers, partition)
+            record = topic, key, value, options.timestamp, options.headers, options.partition, promise
         if self.is_full:
             await self.wait_for_room()
-        self.take(record)
-        return promise
-
-    def outgoing(
-        self,
-        topic: str,
-        value: bytes | str | None,
-        key: bytes | str | None,
-        partition: int | None,
-        timestamp: int | None,
-        headers: Sequence[Header],
-        promise: Promise,
-    ) -> Outgoing:
-        """Build a record, in any thread. Raises `TypeError`, `ValueError` or `ApiError` for an invalid one."""
-        if self._transactions is not None:
-            self._transactions.check("send")
-        if type(key) is not bytes and key is not None:
-            key = _bytes(key, "key")
-        if type(value) is not bytes and value is not None:
-            value = _bytes(value, "value")
-        if headers:
-            headers_size(headers)
-        if timestamp is None:
-            timestamp = time.time_ns() // 1_000_000
-        return topic, key, value, timestamp, headers, partition, promise, self._open.generation
-
-    def take(self, record: Outgoing) -> None:
-        """Append one record at once, even to a full buffer, and complete its promise later."""
         self._driver.append(record)
+        return promise
 
     async def send_arrow(
         self,
@@ -182,6 +165,7 @@ class Producer:
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every record so far has an outcome. Raises `DeliveryError` if any of them failed."""
         loop = self._driver.start()
+        self.take_waiting()
         self._driver.batcher.flush()
         self._driver.schedule()
         if self._open.count:
@@ -216,21 +200,40 @@ class Producer:
             await self._driver.close()
             await self._cluster.close()
 
+    def take_in(self, wake: Callable[[], object], news: News) -> Intake:
+        """Return an intake for records of other threads; `wake` has the loop call `take_waiting` soon."""
+        self._intake = Intake(wake, news)
+        return self._intake
+
     def take_waiting(self) -> None:
-        """Append the records that another thread put into `waiting`."""
-        self._driver.append_waiting(self.waiting)
-        if self.waiting:
-            self._driver.start().call_soon(self.take_waiting)
+        """Append the records that other threads have sent."""
+        intake = self._intake
+        tray = intake.take() if intake is not None else None
+        if intake is not None and tray is not None:
+            count = tray.taken // WIDTH
+            size = self._driver.append_tray(tray)
+            share = self._buffer_memory // WAITING_SHARE
+            intake.limit = WIDTH * min(RECORDS_MAX, 1 + share * count // max(size, 1))
 
     @property
     def is_full(self) -> bool:
         """Whether the sender of the next record should wait for room."""
-        return self._sending.buffered_size >= self._buffer_memory or len(self.waiting) > WAITING_MAX
+        return self._sending.buffered_size >= self._buffer_memory
 
     @property
     def buffered_size(self) -> int:
         """The size of all records without an outcome, in bytes."""
         return self._sending.buffered_size
+
+    @property
+    def transactional(self) -> bool:
+        """Whether every record is part of a transaction."""
+        return self._transactions is not None
+
+    def check_transaction(self) -> None:
+        """Raise if no record may be sent because of the state of the transaction."""
+        if self._transactions is not None:
+            self._transactions.check("send")
 
     def _check_open(self) -> None:
         if self._closed:
@@ -357,7 +360,8 @@ class Producer:
         transactions.phase, transactions.why = Phase.READY, None
 
 
-def _bytes(content: object, role: str) -> bytes:
+def as_bytes(content: object, role: str) -> bytes:
+    """Return a key or value as it is sent. Raises `TypeError` for what is neither bytes nor text."""
     if isinstance(content, str):
         return content.encode()
     if isinstance(content, bytes | bytearray | memoryview):

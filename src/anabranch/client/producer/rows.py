@@ -4,17 +4,17 @@ The placement is `machines.placement.place` on an elastic topic, and the Java cl
 without a key gets a random hash, shared by about a batch of such records. The rule: the records of a partition keep
 their input order, so rows that are extracted and placed again keep the order of every key.
 
-Kernels hash, place and encode whole columns; single records are first gathered into columns.
+Kernels hash, place and encode whole columns; records that were sent one by one come as columns, too (`records`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.machines.clients.sending import Encoded, Placement, Refused, Rows
+from anabranch.machines.clients.sending import Encoded, Placement, Refused
 from anabranch.machines.placement import place
 from anabranch.records.batch import RECORD_OVERHEAD_MAX
 from anabranch.records.compression import Compression
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Header = tuple[str, bytes | None]
 Chance = Callable[[], int]
 """A random placement hash, 0 to 2**31 - 1."""
+NOT_CHOSEN = -(1 << 63)
+"""Stands for the partition of a record whose sender chose none."""
 
 
 class RecordMetadata(NamedTuple):
@@ -40,46 +42,107 @@ class RecordMetadata(NamedTuple):
     timestamp: int
 
 
-class Promise(Protocol):
-    """A future, of asyncio or of a thread."""
+class Fate(NamedTuple):
+    """What became of a batch's records that were sent one by one."""
 
-    def set_result(self, result: RecordMetadata, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
-    def done(self) -> bool: ...
-
-
-Outgoing: TypeAlias = tuple[str, bytes | None, bytes | None, int, Sequence[Header], int | None, Promise, int]
-"""One record: topic, key, value, timestamp, headers, partition, the promise of its outcome, its flush generation.
-
-A plain tuple, which is made for every record in a tenth of the time of a named one; `OpenRecords` has the generations.
-"""
+    topic: str
+    partition: int
+    offsets: NDArray[np.int64] | int
+    """The offset of each, or -1 for all if the broker did not return one."""
 
 
-class Records(list[Outgoing]):
-    """Records that were sent one by one."""
+class Delivery(Protocol):
+    """Takes the outcomes of columns."""
 
     @property
-    def record_count(self) -> int:
-        """The number of records."""
-        return len(self)
+    def generation(self) -> int:
+        """The flush generation of the rows (`OpenRecords`)."""
+        ...
+
+    def complete(self, part: ColumnsPart, topic: str, base_offset: int, append_time_ms: int) -> None:
+        """Take in that a part of the rows was appended from `base_offset` on (-1: unknown offset).
+
+        `append_time_ms` is the time that the broker gave the records, or -1.
+        """
+        ...
+
+    def reject(self, rows: Columns | ColumnsPart, error: Exception) -> None:
+        """Take in that all of the rows, or a part of them, failed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Records that were sent as columns; `delivery` counts those with an outcome."""
+    """Records as columns."""
 
     keys: pa.Array | None
     values: pa.Array
     timestamps: NDArray[np.int64] | int
     headers: pa.Array | None
-    partition: int | None
-    """The partition for all rows, if the sender chose one."""
-    delivery: Any
+    partition: NDArray[np.int64] | int | None
+    """The partition for all rows, or of each (or NOT_CHOSEN), if the sender chose one."""
+    delivery: Delivery
+    rows: NDArray[np.int64] | None = None
+    """The rows by the delivery's numbers, if these are not 0, 1, and so on."""
 
     @property
     def record_count(self) -> int:
         """The number of records."""
         return len(self.values)
+
+    @property
+    def generation(self) -> int:
+        """The flush generation of the rows."""
+        return self.delivery.generation
+
+    def fail(self, error: Exception) -> None:
+        """Fail all rows."""
+        self.delivery.reject(self, error)
+
+    def taken(self, rows: NDArray[np.int64]) -> Columns:
+        """Return some of the rows as columns of their own."""
+        chosen = self.partition
+        return replace(
+            self,
+            keys=None if self.keys is None else self.keys.take(rows),
+            values=self.values.take(rows),
+            timestamps=self.timestamps if isinstance(self.timestamps, int) else self.timestamps[rows],
+            headers=None if self.headers is None else self.headers.take(rows),
+            partition=chosen if chosen is None or isinstance(chosen, int) else chosen[rows],
+            rows=rows if self.rows is None else self.rows[rows],
+        )
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the numbers of all rows, as the delivery counts them."""
+        import numpy as np
+
+        return np.arange(self.record_count) if self.rows is None else self.rows
+
+
+class Placed:
+    """The rows of columns with their partitions."""
+
+    __slots__ = ("_firsts", "_order", "partitions")
+
+    def __init__(self, partitions: NDArray[np.int32] | NDArray[np.int64]) -> None:
+        self.partitions = partitions
+        self._order: NDArray[np.int64] | None = None
+        self._firsts: dict[int, int] = {}
+
+    def rows(self, partition: int, first: int, count: int) -> NDArray[np.int64]:
+        """Return `count` of the rows in a partition, in their order, behind the `first` ones."""
+        import numpy as np
+
+        if self._order is None:
+            partitions = self.partitions
+            small = 0 <= int(partitions.min()) <= int(partitions.max()) < 1 << 16
+            # Numbers of 16 bits are sorted in linear time.
+            order = np.argsort(partitions.astype(np.uint16) if small else partitions, kind="stable")
+            found, firsts = np.unique(partitions[order], return_index=True)
+            self._firsts = dict(zip(found.tolist(), firsts.tolist(), strict=True))
+            self._order = order
+        first += self._firsts[partition]
+        return self._order[first : first + count]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,27 +150,37 @@ class ColumnsPart:
     """A part of the rows of columns: rows `first` to `first + record_count` of those placed in `partition`."""
 
     columns: Columns
-    partitions: NDArray[np.int32]
+    placed: Placed
     partition: int
     first: int
     record_count: int
 
     @property
-    def delivery(self) -> Any:
-        """The outcome of the table of these rows."""
-        return self.columns.delivery
+    def generation(self) -> int:
+        """The flush generation of the rows."""
+        return self.columns.generation
 
-    def taken_out(self) -> Columns:
-        """Return the rows as columns of their own."""
-        columns = self.columns
-        rows = (self.partitions == self.partition).nonzero()[0][self.first : self.first + self.record_count]
-        return replace(
-            columns,
-            keys=None if columns.keys is None else columns.keys.take(rows),
-            values=columns.values.take(rows),
-            timestamps=columns.timestamps if isinstance(columns.timestamps, int) else columns.timestamps[rows],
-            headers=None if columns.headers is None else columns.headers.take(rows),
-        )
+    def fail(self, error: Exception) -> None:
+        """Fail the rows."""
+        self.columns.delivery.reject(self, error)
+
+    def delivered(self, topic: str, base_offset: int, append_time_ms: int) -> None:
+        """Complete the rows: they were appended from `base_offset` on."""
+        self.columns.delivery.complete(self, topic, base_offset, append_time_ms)
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the places of the rows in the columns."""
+        return self.placed.rows(self.partition, self.first, self.record_count)
+
+    def numbers(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows, as the delivery counts them."""
+        numbers = self.columns.rows
+        return self.places() if numbers is None else numbers[self.places()]
+
+    def times(self) -> NDArray[np.int64] | int:
+        """Return the timestamps of the rows, or the one of all."""
+        times = self.columns.timestamps
+        return times if isinstance(times, int) else times[self.places()]
 
 
 class ColumnNames(NamedTuple):
@@ -128,17 +201,6 @@ class EncodeSettings:
     max_request_size: int = 1_048_576
 
 
-def record_size(record: Outgoing) -> int:
-    """Return an upper bound of the bytes a record takes in a batch, close to its real size."""
-    _, key, value, _, headers, _, _, _ = record
-    size = RECORD_OVERHEAD_MAX
-    if key is not None:
-        size += len(key)
-    if value is not None:
-        size += len(value)
-    return size + headers_size(headers)
-
-
 def headers_size(headers: Sequence[Header]) -> int:
     """Return an upper bound of the bytes that headers take. Raises `TypeError` for what are no headers."""
     try:
@@ -147,82 +209,56 @@ def headers_size(headers: Sequence[Header]) -> int:
         raise TypeError(f"headers are pairs of a name, and bytes or None; they are {headers!r}") from None
 
 
-def encode_rows(
-    rows: Any, placement: Placement, settings: EncodeSettings, chance: Chance
+def encode_columns(
+    columns: Columns | ColumnsPart, placement: Placement, settings: EncodeSettings, chance: Chance
 ) -> tuple[list[Encoded], list[Refused]]:
     """Place rows and encode them into batches; each partition keeps the order of its rows."""
-    if isinstance(rows, Records):
-        return _encode_records(rows, placement, settings, chance)
-    return _encode_columns(rows.taken_out() if isinstance(rows, ColumnsPart) else rows, placement, settings, chance)
-
-
-def _encode_records(
-    records: Records, placement: Placement, settings: EncodeSettings, chance: Chance
-) -> tuple[list[Encoded], list[Refused]]:
     import numpy as np
-    import pyarrow as pa
 
-    chosen = [record[5] for record in records]
-    headers = [record[4] for record in records]
-    some_chosen = chosen.count(None) < len(chosen)
+    if isinstance(columns, ColumnsPart):
+        columns = columns.columns.taken(columns.places())
+    chosen = columns.partition
     refused: list[Refused] = []
-    if some_chosen:
-        for record, partition in zip(records, chosen, strict=True):
-            if partition is not None and not 0 <= partition < placement.count:
-                refused.append(Refused(Records([record]), _no_partition(partition, placement.count)))
-    if refused:
-        left = Records(
-            record
-            for record, partition in zip(records, chosen, strict=True)
-            if partition is None or 0 <= partition < placement.count
-        )
-        encoded, too_large = _encode_records(left, placement, settings, chance) if left else ([], [])
-        return encoded, [*refused, *too_large]
-    columns = Columns(
-        pa.array([record[1] for record in records], pa.binary()),
-        pa.array([record[2] for record in records], pa.binary()),
-        np.array([record[3] for record in records], np.int64),
-        _listed(headers) if any(headers) else None,
-        None,
-        None,
-    )
-    partitions = _partitions(columns, placement, settings, chance)
-    if some_chosen:
-        for row, partition in enumerate(chosen):
-            if partition is not None:
-                partitions[row] = partition
-    rows_of: dict[int, list[int]] = {}
-    encoded = []
-    for batch in _batches(columns, partitions, settings):
-        rows = rows_of.get(batch.partition)
-        if rows is None:
-            rows = rows_of[batch.partition] = (partitions == batch.partition).nonzero()[0].tolist()
-        part = Records(map(records.__getitem__, rows[: batch.record_count]))
-        del rows[: batch.record_count]
-        _keep(batch, part, settings, encoded, refused)
-    return encoded, refused
-
-
-def _encode_columns(
-    columns: Columns, placement: Placement, settings: EncodeSettings, chance: Chance
-) -> tuple[list[Encoded], list[Refused]]:
-    import numpy as np
-
-    if columns.partition is None:
+    if chosen is None:
         partitions = _partitions(columns, placement, settings, chance)
-    elif 0 <= columns.partition < placement.count:
-        partitions = np.full(columns.record_count, columns.partition, np.int32)
+    elif not isinstance(chosen, int):
+        wrong = (chosen != NOT_CHOSEN) & ((chosen < 0) | (chosen >= placement.count))
+        if wrong.any():
+            refused = _refused(columns, chosen, wrong, placement.count)
+            right = (~wrong).nonzero()[0]
+            if not len(right):
+                return [], refused
+            columns, chosen = columns.taken(right), chosen[right]
+        hashed = _partitions(columns, placement, settings, chance)
+        partitions = np.where(chosen == NOT_CHOSEN, hashed, chosen).astype(np.int32)
+    elif 0 <= chosen < placement.count:
+        partitions = np.full(columns.record_count, chosen, np.int32)
     else:
-        return [], [Refused(columns, _no_partition(columns.partition, placement.count))]
+        return [], [Refused(columns, _no_partition(chosen, placement.count))]
+    placed = Placed(partitions)
     encoded: list[Encoded] = []
-    refused: list[Refused] = []
     taken: dict[int, int] = {}
     for batch in _batches(columns, partitions, settings):
         first = taken.get(batch.partition, 0)
         taken[batch.partition] = first + batch.record_count
-        part = ColumnsPart(columns, partitions, batch.partition, first, batch.record_count)
-        _keep(batch, part, settings, encoded, refused)
+        part = ColumnsPart(columns, placed, batch.partition, first, batch.record_count)
+        if len(batch.data) > settings.max_request_size:
+            refused.append(Refused(part, _too_large(len(batch.data), settings)))
+        else:
+            encoded.append(Encoded(batch.partition, part, batch.data))
     return encoded, refused
+
+
+def _refused(columns: Columns, chosen: NDArray[np.int64], wrong: NDArray[np.bool_], count: int) -> list[Refused]:
+    """Return the rows for partitions that take no records, by partition."""
+    import numpy as np
+
+    placed = Placed(chosen)
+    numbers, counts = np.unique(chosen[wrong], return_counts=True)
+    return [
+        Refused(ColumnsPart(columns, placed, partition, 0, rows), _no_partition(partition, count))
+        for partition, rows in zip(numbers.tolist(), counts.tolist(), strict=True)
+    ]
 
 
 def _batches(columns: Columns, partitions: NDArray[np.int32], settings: EncodeSettings) -> list[EncodedBatch]:
@@ -237,15 +273,6 @@ def _batches(columns: Columns, partitions: NDArray[np.int32], settings: EncodeSe
         compression=settings.compression,
         batch_size_max=settings.max_request_size,
     )
-
-
-def _keep(
-    batch: EncodedBatch, part: Rows, settings: EncodeSettings, encoded: list[Encoded], refused: list[Refused]
-) -> None:
-    if len(batch.data) > settings.max_request_size:
-        refused.append(Refused(part, _too_large(len(batch.data), settings)))
-    else:
-        encoded.append(Encoded(batch.partition, part, batch.data))
 
 
 def _partitions(columns: Columns, placement: Placement, settings: EncodeSettings, chance: Chance) -> NDArray[np.int32]:
@@ -269,13 +296,6 @@ def _partitions(columns: Columns, placement: Placement, settings: EncodeSettings
     if placement.elastic:
         return place(hashes, placement.initial, placement.count)
     return hashes % placement.count
-
-
-def _listed(headers: Sequence[Sequence[Header]]) -> pa.Array:
-    import pyarrow as pa
-
-    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-    return pa.array([[{"key": key, "value": value} for key, value in entries] for entries in headers], kind)
 
 
 def _too_large(size: int, settings: EncodeSettings) -> ApiError:

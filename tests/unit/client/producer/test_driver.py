@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,7 +11,10 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.producer.delivery import DeliveryError, TableDelivery
 from anabranch.client.producer.driver import SendingDriver
-from anabranch.client.producer.rows import ColumnNames, Outgoing, RecordMetadata
+from anabranch.client.producer.intake import Intake
+from anabranch.client.producer.outcome import News, RecordOutcome
+from anabranch.client.producer.records import Options
+from anabranch.client.producer.rows import NOT_CHOSEN, ColumnNames, RecordMetadata
 from anabranch.client.settings import ProducerSettings
 from anabranch.machines.placement import place
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
@@ -84,7 +86,8 @@ class World:
         self, value: bytes = b"v", *, key: bytes = b"k", partition: int | None = 0
     ) -> asyncio.Future[RecordMetadata]:
         promise: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
-        self.driver.append(("t", key, value, 1, (), partition, promise, self.driver.open.generation))
+        chosen = NOT_CHOSEN if partition is None else partition
+        self.driver.append(("t", key, value, 1, (), chosen, promise))
         return promise
 
     async def batch_of(self, value: bytes = b"v", partition: int = 0) -> asyncio.Future[RecordMetadata]:
@@ -371,23 +374,145 @@ def test_a_record_without_a_response_counts_as_delivered_when_sent() -> None:
     play(story)
 
 
-def test_records_handed_over_together_are_cut_by_topic_generation_and_batch_size() -> None:
+class Handed:
+    """Records that another thread would send."""
+
+    def __init__(self, world: World) -> None:
+        self.driver = world.driver
+        self.intake = Intake(lambda: None, News())
+
+    def send(self, value: Any, *, topic: Any = "t", when: float | Options = 0.007) -> RecordOutcome:
+        when = when if isinstance(when, Options) else float(str(when))  # An object of its own.
+        row = topic, b"k", value, when
+        self.intake.tray.rows += row
+        tray, end = self.intake.place(self.intake.tray, row)
+        outcome = RecordOutcome()
+        outcome.receipt, outcome.place = tray.receipt, end // 4 - 1
+        return outcome
+
+    def take(self) -> int:
+        tray = self.intake.take()
+        assert tray is not None
+        return self.driver.append_tray(tray)
+
+
+async def until_done(outcomes: list[RecordOutcome]) -> None:
+    while not all(outcome.done() for outcome in outcomes):
+        await asyncio.sleep(0.01)
+
+
+def test_records_handed_over_together_are_cut_by_batch_size_and_complete_in_order() -> None:
     async def story() -> None:
         world = World(batch_size=1_000, linger_ms=5)
+        handed = Handed(world)
         generation = world.driver.open.generation
-        promises: list[asyncio.Future[RecordMetadata]] = [running_loop().create_future() for _ in range(60)]
-        of = [generation + (number >= 43) for number in range(60)]
-        waiting: deque[Outgoing] = deque(
-            ("t", b"k", bytes(100), number, (), 0, promise, of[number]) for number, promise in enumerate(promises)
-        )
-        world.driver.append_waiting(waiting)
-        assert not waiting and world.driver.open.counts == {generation: 43, generation + 1: 17}
+        outcomes = [handed.send(bytes(100), when=Options(number, (), 0)) for number in range(60)]
+        assert handed.take() == 60 * (1 + 100 + 36)
+        assert world.driver.open.counts == {generation: 60}
         world.driver.batcher.flush()
         world.driver.schedule()
-        found = [await promise for promise in promises]
+        await until_done(outcomes)
+        found = [each.result() for each in outcomes]
         assert [each.offset for each in found] == list(range(60)) and [each.timestamp for each in found] == [*range(60)]
         assert set(world.driver.open.counts.values()) == {0}
-        assert len(world.log.offsets) >= 60 * 100 // 1_000
+        assert 60 * 137 // 2_000 <= len(world.log.offsets) <= 60 * 137 // 1_000
+        await world.end()
+
+    play(story)
+
+
+def test_records_of_several_senders_and_topics_share_a_chunk_and_find_their_own_offsets() -> None:
+    async def story() -> None:
+        world = World(linger_ms=50)
+        world.broker.topics["u"] = world.broker.initial["u"] = 1
+        handed = Handed(world)
+        first = handed.send(b"1", when=Options(5, (), 0))
+        handed.take()
+        alone = world.send(b"2")
+        many = [handed.send(b"%d" % number, topic="tu"[number % 2], when=Options(9, (), 0)) for number in range(8)]
+        handed.take()
+        await until_done([first, *many])
+        assert (first.result(), await alone) == (("t", 0, 0, 5), ("t", 0, 1, 1))
+        assert [each.result() for each in many] == [
+            ("tu"[number % 2], 0, number // 2 + 2 * (number % 2 == 0), 9) for number in range(8)
+        ]
+        assert {key[0] for key in world.log.offsets} == {0}
+        await world.end()
+
+    play(story)
+
+
+def test_a_record_that_no_column_can_hold_fails_alone() -> None:
+    async def story() -> None:
+        world = World()
+        handed = Handed(world)
+        outcomes = [handed.send(b"1"), handed.send(3), handed.send(b"2"), handed.send(b"3", topic=["t"])]
+        outcomes.append(handed.send(b"4", when=Options(1, [("\ud800", b"")], None)))
+        handed.take()
+        await until_done(outcomes)
+        assert [outcome.exception() is None for outcome in outcomes] == [True, False, True, False, False]
+        assert "cannot be encoded" in str(outcomes[1].exception()) and "a topic is a str" in str(
+            outcomes[3].exception()
+        )
+        with pytest.raises(DeliveryError, match="3 records were not delivered"):
+            world.driver.open.raise_failures()
+        assert world.driver.open.count == 0
+        await world.end()
+
+    play(story)
+
+
+@pytest.mark.parametrize("ended", ["fenced", "closed"])
+def test_records_handed_over_too_late_fail(ended: str) -> None:
+    async def story() -> None:
+        world = World()
+        handed = Handed(world)
+        outcome = handed.send(b"1")
+        if ended == "fenced":
+            world.driver.batcher.stop(ApiError(ErrorCode.PRODUCER_FENCED, "another one"))
+        else:
+            await world.driver.close()
+        handed.take()
+        assert isinstance(outcome.exception(0), ApiError) and world.driver.open.count == 0
+        with pytest.raises(DeliveryError):
+            world.driver.open.raise_failures()
+        await world.end()
+
+    play(story)
+
+
+def test_records_handed_over_are_placed_anew_where_the_topic_grows() -> None:
+    async def story() -> None:
+        world = World()
+        world.broker.topics["t"], world.broker.initial["t"] = 1, 1
+        await (await world.batch_of())
+        handed = Handed(world)
+
+        def refuse(request: ProduceRequest) -> ProduceResponse:
+            world.broker.topics["t"] = 2
+            world.log.refusal = ErrorCode.INVALID_PARTITION_METADATA
+            refused = world.log(request)
+            world.log.refusal = ErrorCode.NONE
+            return refused
+
+        world.broker.script(ProduceRequest, refuse, world.log)
+        keys = [b"%d" % number for number in range(40)]
+        outcomes = []
+        for number, key in enumerate(keys):
+            row = "t", key, b"v", float(number)
+            handed.intake.tray.rows += row
+            tray, end = handed.intake.place(handed.intake.tray, row)
+            outcome = RecordOutcome()
+            outcome.receipt, outcome.place = tray.receipt, end // 4 - 1
+            outcomes.append(outcome)
+        handed.take()
+        await until_done(outcomes)
+        found = [outcome.result() for outcome in outcomes]
+        assert [each.partition for each in found] == [place(murmur2(key), 1, 2) for key in keys]
+        assert [each.timestamp for each in found] == [1000 * number for number in range(40)]
+        for partition in (0, 1):
+            offsets = [each.offset for each in found if each.partition == partition]
+            assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
         await world.end()
 
     play(story)

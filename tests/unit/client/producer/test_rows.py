@@ -9,7 +9,9 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.client.producer.columns import columns_of
-from anabranch.client.producer.rows import ColumnNames, Columns, EncodeSettings, Outgoing, Records, encode_rows
+from anabranch.client.producer.driver import encode_rows
+from anabranch.client.producer.records import Outgoing, Records
+from anabranch.client.producer.rows import NOT_CHOSEN, ColumnNames, Columns, ColumnsPart, EncodeSettings
 from anabranch.machines.clients.sending import Encoded, Placement, Refused
 from anabranch.machines.placement import place
 from anabranch.records.arrow.decode import decode
@@ -23,10 +25,23 @@ ELASTIC = Placement(initial=2, count=5)
 class Delivery:
     """Nobody to tell."""
 
+    generation = 0
+
+    def complete(self, part: ColumnsPart, topic: str, base_offset: int, append_time_ms: int) -> None: ...
+    def reject(self, rows: Columns | ColumnsPart, error: Exception) -> None: ...
+
 
 class Kept:
-    def set_result(self, result: Any, /) -> None: ...
-    def set_exception(self, exception: BaseException, /) -> None: ...
+    def __init__(self, value: bytes | None) -> None:
+        self.value = value
+        self.results: list[Any] = []
+
+    def set_result(self, result: Any, /) -> None:
+        self.results.append(result)
+
+    def set_exception(self, exception: BaseException, /) -> None:
+        self.results.append(exception)
+
     def done(self) -> bool:
         return False
 
@@ -35,8 +50,8 @@ def chance() -> int:
     return random.Random(1).getrandbits(31)
 
 
-def record(key: bytes | None, value: bytes | None, partition: int | None = None, headers: Any = ()) -> Outgoing:
-    return "t", key, value, 1_000, headers, partition, Kept(), 0
+def record(key: bytes | None, value: bytes | None, partition: int = NOT_CHOSEN, headers: Any = ()) -> Outgoing:
+    return "t", key, value, 1_000, headers, partition, Kept(value)
 
 
 def columns(count: int, **changes: Any) -> Columns:
@@ -80,17 +95,21 @@ def test_on_a_stock_topic_keys_are_placed_as_the_java_client_does() -> None:
 
 
 def test_records_one_by_one_are_placed_and_encoded_as_columns_are() -> None:
-    records = Records(record(b"key-%d" % (row % 17), b"%d" % row) for row in range(500))
-    encoded, _ = encode_rows(records, ELASTIC, SETTINGS, chance)
+    sent = [record(b"key-%d" % (row % 17), b"%d" % row) for row in range(500)]
+    encoded, _ = encode_rows(Records(sent, 0), ELASTIC, SETTINGS, chance)
     as_columns, _ = encode_rows(columns(500), ELASTIC, SETTINGS, chance)
     assert by_partition(encoded) == by_partition(as_columns)
     for batch in encoded:
-        assert [one[2] for one in batch.rows] == values(batch)  # type: ignore[attr-defined]
+        batch.rows.delivered("t", 1_000, -1)  # type: ignore[attr-defined]
+        told = {metadata.offset: promise.value for *_, promise in sent for metadata in promise.results}  # type: ignore[attr-defined]
+        assert [told[1_000 + place] for place in range(len(values(batch)))] == values(batch)
+        for *_, promise in sent:
+            promise.results.clear()  # type: ignore[attr-defined]
 
 
 def test_nothing_is_lost_of_a_record() -> None:
     headers = [("trace", b"1"), ("empty", None)]
-    records = Records([record(b"k", None, 1, headers), record(None, b"", 1)])
+    records = Records([record(b"k", None, 1, headers), record(None, b"", 1)], 0)
     ((batch,), _) = encode_rows(records, ELASTIC, SETTINGS, chance)
     rows = decode(batch.data).records.to_pylist()
     assert [(row["key"], row["value"], row["timestamp"]) for row in rows] == [(b"k", None, 1_000), (None, b"", 1_000)]
@@ -109,12 +128,19 @@ def test_records_without_a_key_stay_together_for_about_a_batch() -> None:
 
 
 def test_a_partition_that_is_said_is_taken_if_it_takes_records() -> None:
-    records = Records([record(b"k", b"1", 4), record(b"k", b"2", 5), record(b"k", b"3", 4)])
+    records = Records([record(b"k", b"1", 4), record(b"k", b"2", 5), record(b"k", b"3", 4)], 0)
     encoded, refused = encode_rows(records, ELASTIC, SETTINGS, chance)
     assert by_partition(encoded) == {4: [b"1", b"3"]}
     (refusal,) = refused
     assert refusal.error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     assert "partition 5 takes no records: the topic has 5 that do, 0 to 4" in str(refusal.error)
+    assert refusal.rows.record_count == 1
+    _, refused = encode_rows(
+        Records([record(b"k", b"1", -1), record(b"k", b"2", 1 << 40)], 0), ELASTIC, SETTINGS, chance
+    )
+    assert ["partition -1 takes" in str(refused[0].error), f"partition {1 << 40} takes" in str(refused[1].error)] == [
+        True
+    ] * 2
     whole, refused = encode_rows(columns(10, partition=9), ELASTIC, SETTINGS, chance)
     assert whole == [] and refused[0].rows.record_count == 10
 
@@ -126,7 +152,7 @@ def test_batches_are_compressed_as_the_settings_say(compression: Compression) ->
 
 
 def test_a_record_larger_than_a_request_may_be_is_refused_alone() -> None:
-    records = Records([record(b"a", b"1"), record(b"a", b"x" * 3_000), record(b"a", b"2")])
+    records = Records([record(b"a", b"1"), record(b"a", b"x" * 3_000), record(b"a", b"2")], 0)
     settings = EncodeSettings(max_request_size=2_000)
     encoded, refused = encode_rows(records, ELASTIC, settings, chance)
     assert [value for batch in encoded for value in values(batch)] == [b"1", b"2"]
