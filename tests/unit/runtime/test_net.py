@@ -415,6 +415,41 @@ def test_buffers_are_used_again() -> None:
     assert pool.take(8_000) is buffer
 
 
+def test_a_large_frame_arrives_in_a_buffer_that_lies_idle_and_not_in_new_memory() -> None:
+    pool = BufferPool(1 << 26)
+    used = pool.take(5 * MAPPED_SIZE)
+    pool.give(used)
+    assert pool.begin("a", 4 * MAPPED_SIZE + 1, 0) is used and pool.in_use == 5 * MAPPED_SIZE
+    second = pool.begin("b", 3 * MAPPED_SIZE, 0)
+    assert len(second) == SMALL_FRAME_SIZE, "for none that is announced new memory is taken"
+    pool.give(used)
+    grown = pool.grow("b", 3 * MAPPED_SIZE, second)
+    assert grown is used, "it becomes idle while the frame arrives; it is not twice as large"
+    pool.give(used)
+    assert len(pool.begin("c", 2 * MAPPED_SIZE, 0)) == SMALL_FRAME_SIZE, "it is more than twice as large"
+
+
+def test_announced_frames_take_idle_memory_up_to_a_quarter_of_the_limit() -> None:
+    pool = BufferPool(16 * MAPPED_SIZE)
+    buffers = [pool.take(2 * MAPPED_SIZE) for _ in range(4)]
+    for buffer in buffers:
+        pool.give(buffer)
+    begun = [len(pool.begin(number, 2 * MAPPED_SIZE, 0)) for number in range(4)]
+    assert begun == [2 * MAPPED_SIZE] * 2 + [SMALL_FRAME_SIZE] * 2
+
+
+def test_buffers_that_lie_idle_give_way_to_those_of_another_size() -> None:
+    pool = BufferPool(1 << 30)
+    large = [pool.take(8 * MAPPED_SIZE) for _ in range(5)]
+    small = [pool.take(3 * MAPPED_SIZE) for _ in range(3)]
+    for buffer in (*large, *small):
+        pool.give(buffer)
+    taken = [pool.take(3 * MAPPED_SIZE) for _ in range(3)]
+    assert {id(buffer) for buffer in taken} == {id(buffer) for buffer in small}
+    again = [pool.take(8 * MAPPED_SIZE) for _ in range(3)]
+    assert sum(any(one is other for other in large) for one in again) == 2, "32 MiB lie idle, and no more"
+
+
 def test_a_buffer_that_an_earlier_request_still_looks_into_grows_elsewhere() -> None:
     """Objects of a large request, with views of the buffer that it came in, are freed after it is answered."""
 

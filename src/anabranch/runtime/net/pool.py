@@ -27,7 +27,8 @@ Buffer = bytearray | mmap.mmap
 class BufferPool:
     """Receive buffers, bounded together (`queued.max.request.bytes`) and used again, because fresh pages are slow.
 
-    The memory of a frame that is not whole is charged as its bytes arrive: its buffer grows. Half of the limit goes to
+    The memory of a frame that is not whole is charged as its bytes arrive: its buffer grows, unless a buffer for all of
+    it lies idle and a quarter of the limit is not in use. Half of the limit goes to
     whoever asks first, the other half is shared equally among the channels that hold a buffer, so that a few cannot
     keep the others out; the frame begun first always goes on, so that one is always completed. The limit is passed by
     at most that frame, and by SMALL_FRAME_SIZE for each connection.
@@ -57,6 +58,7 @@ class BufferPool:
     def begin(self, holder: Hashable, size: int, arrived: int) -> Buffer:
         """Give the first buffer for a frame of `size` bytes, of which `arrived` are there and must be kept."""
         whole = size <= PROMPT_FRAME_SIZE_MAX and self.in_use + size <= self.size_max // 4
+        whole = whole or self._has_idle(size, self.in_use)
         buffer = self.take(size if whole else max(arrived, min(size, SMALL_FRAME_SIZE)))
         self._holders[holder] = len(buffer)
         return buffer
@@ -68,6 +70,8 @@ class BufferPool:
         """
         before = len(buffer)
         wanted = _rounded(min(size, before * GROWTH))
+        if before <= MAPPED_SIZE and self._has_idle(size, self.in_use - before):
+            wanted = _rounded(size)
         if not self._may_hold(holder, wanted, before):
             return None
         self._holders[holder] = wanted
@@ -75,6 +79,7 @@ class BufferPool:
             self.in_use += wanted - before
             return buffer
         larger = self.take(wanted)
+        self._holders[holder] = len(larger)
         larger[:before] = buffer
         self.give(buffer)
         return larger
@@ -101,23 +106,43 @@ class BufferPool:
     def take(self, size: int) -> Buffer:
         """Give a buffer of at least `size` bytes."""
         rounded = _rounded(size)
+        found = self._idle_for(rounded)
+        if found:
+            self.in_use += found
+            self._idle_size -= found
+            return self._idle[found].pop()
         self.in_use += rounded
-        idle = self._idle.get(rounded)
-        if idle:
-            self._idle_size -= rounded
-            return idle.pop()
         if rounded > MAPPED_SIZE:
             return mmap.mmap(-1, rounded, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return bytearray(rounded)
 
     def give(self, buffer: Buffer) -> None:
-        """Take a buffer back."""
+        """Take a buffer back. Where too many lie idle, it takes the place of those of another size."""
         size = len(buffer)
         self.in_use -= size
         assert self.in_use >= 0
-        if size <= POOL_IDLE_BUFFER_SIZE_MAX and self._idle_size + size <= POOL_IDLE_SIZE_MAX:
-            self._idle.setdefault(size, []).append(buffer)
-            self._idle_size += size
+        if size > POOL_IDLE_BUFFER_SIZE_MAX:
+            return
+        while self._idle_size + size > POOL_IDLE_SIZE_MAX:
+            other = next((each for each, idle in self._idle.items() if idle and each != size), None)
+            if other is None:
+                return
+            self._idle[other].pop()
+            self._idle_size -= other
+        self._idle.setdefault(size, []).append(buffer)
+        self._idle_size += size
+
+    def _has_idle(self, size: int, in_use: int) -> bool:
+        """Whether a buffer for a frame of `size` bytes lies idle, and a quarter of the limit is enough for it."""
+        found = self._idle_for(_rounded(size))
+        return bool(found) and in_use + found <= self.size_max // 4
+
+    def _idle_for(self, rounded: int) -> int:
+        """Return the size of idle buffers for so many bytes, 0 for none; large ones may be twice as large."""
+        if self._idle.get(rounded) or rounded <= MAPPED_SIZE:
+            return rounded if self._idle.get(rounded) else 0
+        fitting = (size for size, idle in self._idle.items() if idle and rounded < size <= 2 * rounded)
+        return min(fitting, default=0)
 
     def wait(self, holder: Hashable, resume: Callable[[], None]) -> None:
         """Call `resume` once when memory may be free again."""
