@@ -113,8 +113,13 @@ class Application(RebalanceListener, PartitionKeyRebalanceListener):
                 state[record.key] = number
                 self.shop.handed.setdefault(record.key, []).append(number)
                 self.shop.partitions.add(record.partition)
-            self.shop.closed_gates += bool(self.consumer._fetcher.needs())
             await asyncio.sleep(0.01)
+
+    async def watch_gates(self) -> None:
+        """Note closed gates: they may close and open again within one poll."""
+        while True:
+            self.shop.closed_gates += bool(self.consumer._fetcher.needs())
+            await asyncio.sleep(0.001)
 
 
 def _merge(into: dict[bytes, int], other: dict[bytes, int]) -> None:
@@ -164,7 +169,8 @@ def test_state_by_key_follows_its_keys_through_resizes_and_members(address: str,
         async with Admin(address) as admin:
             await admin.create_topics(topic, partitions=1)
             await sender.send(5)
-            members = [asyncio.create_task(one.run(topic)) for one in applications]
+            work = [each for one in applications for each in (one.run(topic), one.watch_gates())]
+            members = [asyncio.create_task(each) for each in work]
             await until(lambda: shop.count == sender.sent * KEYS, members)
             for count in (2, 4, 3, 1, 5):
                 resizing = asyncio.create_task(admin.resize(topic, count))

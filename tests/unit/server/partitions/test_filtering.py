@@ -13,14 +13,13 @@ from anabranch.machines.partition.sharing import Asked, Stretch
 from anabranch.records.batch import parse_header
 from anabranch.records.filtering import Cell, Selection, Spread, scatter
 from anabranch.runtime import native
-from anabranch.runtime.clock import Clock
 from anabranch.runtime.gathered import Gathered
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.filtering import BLOCK_SIZE, FilteredSlice, Filters
 from anabranch.server.partitions.partition import Partition
 from tests.fuzz.batches import machine_code
 from tests.properties import record_model as model
-from tests.support.replicas import NOW_MS, LocalReplicas
+from tests.support.replicas import NOW_MS, LocalReplicas, SetClock
 
 LOW, HIGH = Asked((Interval(0, SPACE_END // 2),)), Asked((Interval(SPACE_END // 2 + 1, SPACE_END),))
 VALUE_SIZE, RECORDS = 1_000, 16
@@ -39,7 +38,7 @@ class World:
         compiled = machine_code().scatter
         stretch = Stretch(1, SPACE, None)
         limits = {"work_size_max": 1 << 26, "kept_size_max": 1 << 26}
-        self.filters = Filters(lambda: compiled, lambda partition, offset: stretch, Clock(), Metrics(), **limits)
+        self.filters = Filters(lambda: compiled, lambda partition, offset: stretch, SetClock(), Metrics(), **limits)
 
     @property
     def partition(self) -> Partition:
