@@ -4,6 +4,7 @@ PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
@@ -14,11 +15,15 @@ help:  ## list the targets
 
 setup: $(READY)  ## the virtual environment, from requirements.lock
 
+# uv installs in half the processor time of pip, and pip where uv cannot: behind an index that only pip is told of.
 $(READY): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Anabranch needs Python 3.11: install it, or use make PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@awk '/^[^ ]/{uv=/^uv==/} uv' requirements.lock > $(VENV)/uv.lock
+	$(PIP) --no-compile --require-hashes -r $(VENV)/uv.lock
+	$(BIN)/uv pip install --quiet --no-cache --python $(BIN)/python --require-hashes -r requirements.lock || \
+	$(PIP) --no-compile --require-hashes -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
 java:
