@@ -62,7 +62,7 @@ simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, as man
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(SHARERS),2000000) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.controller --seeds 500 --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
-	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties $$(grep -rl --include='*.py' 'import thorough' tests/simulation tests/unit)
 	$(BIN)/python -m tests.mutations
 
 soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30

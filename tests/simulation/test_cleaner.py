@@ -17,9 +17,10 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_keyed_batch
 from tests.support.disks import FaultyDisk
+from tests.support.thorough import thorough
 
 HERE = Path("/data/t-0")
-HISTORIES = 200
+HISTORIES = thorough(200, 60)
 DELETE_RETENTION_MS = 300
 
 

@@ -24,6 +24,7 @@ from tests.simulation.controller_cluster import no_error_of_ours
 from tests.simulation.controller_rules import TOPIC
 from tests.simulation.controller_world import World
 from tests.simulation.virtual_time import run, running_loop
+from tests.support.thorough import thorough
 
 STEPS = 650
 FOUND_OUT = (
@@ -58,7 +59,7 @@ def live(seed: int, steps: int = STEPS) -> World:
         raise
 
 
-@pytest.mark.parametrize("first", range(0, 48, SEEDS_PER_TEST))
+@pytest.mark.parametrize("first", range(0, thorough(48, 24), SEEDS_PER_TEST))
 def test_whatever_fails_a_resize_ends_and_every_key_is_read_in_order(first: int) -> None:
     lives = [live(seed) for seed in range(first, first + SEEDS_PER_TEST)]
     assert sum(world.layouts_made for world in lives) >= 2 * SEEDS_PER_TEST

@@ -12,8 +12,9 @@ from collections import Counter
 import pytest
 
 from tests.simulation.groups import command, live, story
+from tests.support.thorough import thorough
 
-SEEDS = 60
+SEEDS = thorough(60, 20)
 SEEDS_PER_TEST = 20
 
 

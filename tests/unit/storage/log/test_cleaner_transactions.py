@@ -15,6 +15,7 @@ from anabranch.storage.log import cleaner, replacing
 from anabranch.storage.log.cleaner import Member
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
+from tests.support.thorough import thorough
 from tests.support.wire import batch
 
 DAY_MS = 24 * 3600 * 1000
@@ -101,7 +102,7 @@ class Transactional:
         self.markers = markers
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(thorough(40, 10)))
 def test_random_transactions_survive_cleaning(tmp_path: Path, seed: int) -> None:
     chance, world = random.Random(seed), Transactional(tmp_path)
     for _ in range(150):
