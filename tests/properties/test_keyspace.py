@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.keyspace import (
+    HOT_FROM,
     SPACE,
+    SPACE_BITS,
     SPACE_END,
     Interval,
     balanced_cuts,
@@ -144,16 +147,54 @@ def test_shares_by_load_carry_the_same_load_and_none_is_empty(
         return
     size = held.size // len(loads)
     bounds = [held.start + held.size * part // len(loads) for part in range(len(loads) + 1)]
+    parts = [Interval(start, after - 1) for start, after in pairwise(bounds)]
+    mean, total = sum(loads) / len(loads), sum(loads)
+    hot = {part: load > mean * HOT_FROM and load > total / readers / 2 for part, load in zip(parts, loads, strict=True)}
     found = [
         sum(
-            load * common.size / (end - start)
-            for (start, end), load in zip(pairwise(bounds), loads, strict=True)
-            if (common := share.overlap(Interval(start, end - 1)))
+            load * (share.start <= part.start <= share.end if hot[part] else common.size / part.size)
+            for part, load in zip(parts, loads, strict=True)
+            if (common := share.overlap(part))
         )
         for share in shares
     ]
-    tolerance = max(loads) * (len(loads) * 2**-39 + 4 / size) + sum(loads) * 1e-9
-    assert max(found) - min(found) <= 2 * tolerance
+    tolerance = max(loads) * (len(loads) * 2**-39 + 4 / size) + total * 1e-9
+    heaviest = max((load for part, load in zip(parts, loads, strict=True) if hot[part]), default=0.0)
+    assert max(found) <= max(heaviest, total / readers) + heaviest + 2 * tolerance
+    if not heaviest:
+        assert max(found) - min(found) <= 2 * tolerance
+
+
+@pytest.mark.parametrize("hot", [0, 9, 31, 63])
+@pytest.mark.parametrize("readers", [2, 3, 4, 7, 12, 16])
+def test_a_hot_key_is_not_cut_off_and_nobody_is_without_work(hot: int, readers: int) -> None:
+    """The key lies anywhere in its part; the readers of the other parts have as equal work as there can be."""
+    loads = [1.0] * 64
+    loads[hot] = 64.0
+    shares = cuts_by_load(SPACE, loads, readers)
+    assert len(shares) == readers
+    first, last = hot << SPACE_BITS - 6, (hot + 1 << SPACE_BITS - 6) - 1
+    (owner,) = (share for share in shares if share.overlap(Interval(first, last)))
+    others = [share.size for share in shares if share != owner]
+    below, above = hot, 63 - hot
+    if readers == 2 or not (below and above):
+        best = max(below, above) / max(1, readers - 1)
+    else:
+        best = min(max(below / left, above / (readers - 1 - left)) for left in range(1, readers - 1))
+    assert max(others) <= best * (1 << SPACE_BITS - 6) + 4_096
+    if readers > 2:
+        assert owner.size == 1 << SPACE_BITS - 6
+
+
+def test_with_more_readers_than_hot_keys_each_of_these_has_one() -> None:
+    loads = [0.0] * 64
+    loads[3] = loads[4] = loads[40] = 5.0
+    for readers in (3, 5, 16):
+        shares = cuts_by_load(SPACE, loads, readers)
+        parts = [Interval(at << SPACE_BITS - 6, (at + 1 << SPACE_BITS - 6) - 1) for at in (3, 4, 40)]
+        assert len(shares) == readers
+        if readers == 3:
+            assert [[part for part in parts if share.overlap(part)] for share in shares] == [[part] for part in parts]
 
 
 def test_shares_by_load_are_even_where_the_load_is_no_number() -> None:

@@ -27,7 +27,9 @@ from anabranch.records.hashing import fmix64
 SPACE_BITS = 63
 SPACE_END = (1 << SPACE_BITS) - 1
 """The last place of the key space; the first is 0."""
-_WEIGHT_MAX = 1 << 40
+_WEIGHT_MAX = 1 << 60
+HOT_FROM = 4
+"""A part of an interval with more than this multiple of the mean load has a hot key."""
 _LOW_31 = 0x7FFF_FFFF
 _LOW_32 = 0xFFFF_FFFF
 
@@ -100,18 +102,85 @@ def cuts(held: Interval, readers: int) -> list[Interval]:
 def cuts_by_load(held: Interval, loads: Sequence[float], readers: int) -> list[Interval]:
     """Cut a partition's interval into shares of nearly equal load for exactly `readers` readers, ascending.
 
-    `loads` are those of equal parts of `held`, ascending, in any unit: records, bytes, or a mix of them; within a part
-    the load counts as spread evenly. Without any load the cuts are even. As with `cuts`, the shares tile the key space;
-    none is empty, as long as each part has a place for each reader. The same loads give the same cuts.
+    `loads` are those of equal parts of `held`, ascending, in any unit: records, bytes, or a mix of them. Within a part
+    the load counts as spread evenly, but where a part has `HOT_FROM` times the mean and more than half of a share: keys
+    are spread by a hash, so that this is a hot key. Nobody knows where in the part it lies, and of two readers of that
+    part one would be left without work; so the part is given whole, and the others share the rest.
+
+    Without any load the cuts are even. As with `cuts`, the shares tile the key space; none is empty, as long as each
+    part has a place for each reader. The same loads give the same cuts.
     """
     known = [load if isfinite(load) and load > 0 else 0.0 for load in loads]
     largest = max(known, default=0.0)
     if not largest:
         return cuts(held, readers)
-    weights = [int(load / largest * _WEIGHT_MAX) for load in known]
-    begins = [held.start + held.size * part // len(weights) for part in range(len(weights) + 1)]
-    parts = (Interval(start, after - 1) for start, after in pairwise(begins))
-    return balanced_cuts(((part, weight) for part, weight in zip(parts, weights, strict=True) if weight), readers)
+    parts = _Parts(held, [int(load / largest * _WEIGHT_MAX) for load in known], readers)
+    return _tiled(held, parts.points(0, len(known), readers), readers)
+
+
+class _Parts:
+    """The parts of an interval, by weight; those with a hot key are not divided."""
+
+    def __init__(self, held: Interval, weights: Sequence[int], readers: int) -> None:
+        self._weights = weights
+        self._begins = [held.start + held.size * part // len(weights) for part in range(len(weights) + 1)]
+        total = sum(weights)
+        self._hot = [weight > max(total / len(weights) * HOT_FROM, total / readers / 2) for weight in weights]
+
+    def points(self, first: int, after: int, readers: int) -> list[int]:
+        """Where to cut the parts from `first` on, before `after`, for so many readers.
+
+        The heaviest part, if it has more than a share, gets a reader of its own, and the two sides divide the others by
+        their load, each for itself.
+        """
+        weights = self._weights[first:after]
+        if readers < 2 or not sum(weights):
+            return []
+        heaviest = first + max(range(len(weights)), key=weights.__getitem__)
+        if not self._hot[heaviest] or self._weights[heaviest] * readers <= sum(weights):
+            return self._in_turn(first, after, readers)
+        below, above = sum(self._weights[first:heaviest]), sum(self._weights[heaviest + 1 : after])
+        if readers == 2 and below and above:
+            return [self._begins[heaviest + (below < above)]]
+        least, most = int(below > 0), readers - 1 - (above > 0)
+        left = min(range(least, most + 1), key=lambda n: max(below / max(n, 1), above / max(readers - 1 - n, 1)))
+        found = self.points(first, heaviest, left) if below else []
+        found += [self._begins[heaviest]] if below else []
+        found += [self._begins[heaviest + 1]] if above else []
+        return found + (self.points(heaviest + 1, after, readers - 1 - left) if above else [])
+
+    def _in_turn(self, first: int, after: int, readers: int) -> list[int]:
+        """Cut one share after the other: a part that is not divided comes to the nearer one."""
+        found: list[int] = []
+        left, part, used = sum(self._weights[first:after]), first, 0
+        for reader in range(readers, 1, -1):
+            wanted, passed = left // reader, 0
+            while passed + self._weights[part] - used < wanted:
+                passed, part, used = passed + self._weights[part] - used, part + 1, 0
+            behind = passed + self._weights[part] - used
+            if not self._hot[part]:
+                used, left = used + wanted - passed, left - wanted
+                size = self._begins[part + 1] - self._begins[part]
+                found.append(self._begins[part] + size * used // self._weights[part])
+            elif passed and wanted - passed < behind - wanted:
+                found.append(self._begins[part])
+                left -= passed
+            else:
+                found.append(self._begins[part + 1])
+                part, left = part + 1, left - behind
+        return found
+
+
+def _tiled(held: Interval, points: Iterable[int], readers: int) -> list[Interval]:
+    """Make the shares that begin at some places, and halve the widest ones until there are enough."""
+    starts = sorted({held.start, *(point for point in points if held.start < point <= held.end)})
+    while len(starts) < readers:
+        widths = [after - start for start, after in pairwise((*starts, held.end + 1))]
+        widest = widths.index(max(widths))
+        if widths[widest] == 1:
+            break
+        starts.insert(widest + 1, starts[widest] + widths[widest] // 2)
+    return [Interval(start, after - 1) for start, after in pairwise((0, *starts[1:], SPACE_END + 1))]
 
 
 def balanced_cuts(loads: Iterable[tuple[Interval, int]], readers: int) -> list[Interval]:
