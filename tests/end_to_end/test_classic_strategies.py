@@ -7,8 +7,10 @@ because it asks, of a topic that it does not fetch.
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
+import confluent_kafka
 import pytest
 
 from anabranch.client import Admin, Consumer, Producer
@@ -73,6 +75,46 @@ def test_a_leader_that_owns_no_partition_of_a_topic_learns_of_its_resize(tmp_pat
 
     with running(tmp_path, **{"group.initial.rebalance.delay.ms": 0}) as broker:
         asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{broker.port}"), 40))
+
+
+@pytest.mark.parametrize("kind", ["ours", "librdkafka"])
+def test_a_leader_that_comes_back_assigns_what_its_topic_has_got_meanwhile(tmp_path: Path, kind: str) -> None:
+    """A static member gets its assignment back without a rebalance, and nobody compared that with the topic."""
+
+    async def of_ours(servers: str, count: int) -> set[int]:
+        found: set[int] = set()
+        settings = {"group_id": "g", "group_instance_id": "i", "group_protocol": "classic"}
+        async with Consumer(servers, heartbeat_interval_ms=100, **settings) as consumer:
+            consumer.subscribe("t")
+            while len(found) < count:
+                await consumer.poll(0.05)
+                found = {tp.partition for tp in consumer.assignment()}
+        return found
+
+    def of_librdkafka(servers: str, count: int) -> set[int]:
+        settings = {"group.id": "g", "group.instance.id": "i", "heartbeat.interval.ms": 100}
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, **settings})
+        consumer.subscribe(["t"])
+        ends_at = time.monotonic() + 20
+        while len(consumer.assignment()) < count and time.monotonic() < ends_at:
+            consumer.poll(0.05)
+        found = {tp.partition for tp in consumer.assignment()}
+        consumer.close()
+        return found
+
+    async def story(servers: str) -> None:
+        async with Admin(servers) as admin:
+            await admin.create_topics("t", partitions=1, configs={"enable.ordered.delivery": "false"})
+            for count in (1, 3):
+                if count > 1:
+                    await admin.resize("t", count)
+                if kind == "ours":
+                    assert await of_ours(servers, count) == set(range(count))
+                else:
+                    assert await asyncio.to_thread(of_librdkafka, servers, count) == set(range(count))
+
+    with running(tmp_path, **{"group.initial.rebalance.delay.ms": 0}) as broker:
+        asyncio.run(asyncio.wait_for(story(f"127.0.0.1:{broker.port}"), 25))
 
 
 async def until_shared(consumers: list[Consumer], lists: list[frozenset[int]]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup, ClassicSettings, ClassicState
+from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord, decode_record, encode_record
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
@@ -53,6 +54,7 @@ class GroupWorld:
     def __init__(self, **settings: int) -> None:
         self.settings = ClassicSettings(**settings)
         self.group = ClassicGroup("g")
+        self.image = Image()
         self.now_ms = 1_000_000
         self.timers: dict[Hashable, int] = {}
         self.journal: list[CoordinatorRecord] = []
@@ -85,7 +87,7 @@ class GroupWorld:
         )
         call, ticket = self._call(), self.tickets
         caller = Caller(client, "/127.0.0.1", version, str(ticket), connection)
-        outcome = classic.decide_join(self.group, request, caller, ticket, self.settings, self.now_ms)
+        outcome = classic.decide_join(self.group, request, caller, ticket, self.settings, self.image, self.now_ms)
         return self.perform(outcome, call)
 
     def sync(

@@ -89,7 +89,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         self.offsets = Offsets(settings, image or Image())
         self.rebalances: Counter[str] = Counter()
         """How many epochs began, by protocol: `consumer`, `classic`."""
-        self._classic_settings = ClassicSettings(
+        self._classic = ClassicSettings(
             initial_rebalance_delay_ms=settings.initial_rebalance_delay_ms,
             session_timeout_min_ms=settings.min_session_timeout_ms,
             session_timeout_max_ms=settings.max_session_timeout_ms,
@@ -197,7 +197,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         draft: Draft[CoordinatorRecord] = Draft()
         for group in list(self.groups.values()):
             if isinstance(group, ClassicGroup):
-                draft.add(classic.decide_loaded(group, self._classic_settings, now_ms))
+                draft.add(classic.decide_loaded(group, self._classic, now_ms))
                 continue
             step = self._step(group, now_ms)
             for member in group.members.values():
@@ -431,7 +431,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             for kind in ("session", "rebalance", "join", "sync"):
                 draft.cancel_timer((kind, group.group_id, member_id))
         draft.cancel_timer(("compute", group.group_id))
-        draft.add(classic.decide_loaded(arriving, self._classic_settings, step.now_ms))
+        draft.add(classic.decide_loaded(arriving, self._classic, step.now_ms))
         draft.add(classic.decide_kick(arriving, step.now_ms))
         arriving.connections |= {
             member_id: connection
@@ -458,7 +458,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
                 return self._done(step).outcome(response)
             if isinstance(group, ConsumerGroup):
                 arriving = ClassicGroup(request.group_id, generation=group.epoch)
-                outcome = classic.decide_join(arriving, request, caller, ticket, self._classic_settings, now_ms)
+                outcome = classic.decide_join(arriving, request, caller, ticket, self._classic, self.image, now_ms)
                 if arriving.is_vacant:
                     return outcome
                 self._arriving[request.group_id] = arriving
@@ -471,7 +471,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         if group is None:
             group = self.groups[request.group_id] = ClassicGroup(request.group_id)
         generation = group.generation
-        outcome = classic.decide_join(group, request, caller, ticket, self._classic_settings, now_ms)
+        outcome = classic.decide_join(group, request, caller, ticket, self._classic, self.image, now_ms)
         self.rebalances["classic"] += group.generation != generation
         return self._moved(group, outcome, now_ms)
 

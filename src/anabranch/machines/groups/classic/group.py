@@ -432,6 +432,22 @@ def _topics_read(metadata: bytes) -> frozenset[str] | None:
         return None
 
 
+def leaves_out(group: ClassicGroup, image: Image) -> bool:
+    """Whether a partition of a topic that the group subscribes to is nobody's, as far as the coordinator can read."""
+    subscribed = subscribed_topics(group)
+    if not subscribed or sum(len(member.assignment) for member in group.members.values()) > READ_SIZE_MAX:
+        return False
+    given: dict[str, set[int]] = {name: set() for name in subscribed}
+    for member in group.members.values():
+        try:
+            for name, numbers in assigned_by_name(member.assignment).items():
+                given.setdefault(name, set()).update(numbers)
+        except DecodeError:
+            return False
+    known = (topic for name in subscribed if (topic := image.by_name.get(name)) is not None)
+    return any(not given[topic.name].issuperset(topic.partitions) for topic in known)
+
+
 def was_giving_up(group: ClassicGroup, member: ClassicMember) -> bool:
     """Whether a member reported to own more than its assignment (KIP-429).
 

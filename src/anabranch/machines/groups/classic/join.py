@@ -8,8 +8,12 @@
     known, unchanged            -               waits         answered as before           answered as before
     known, changed              -               waits         begins a rebalance           begins a rebalance
 
-(1) unless its protocols change the group's choice, or it subscribes to other topics. The replaced member is fenced:
-FENCED_INSTANCE_ID (KIP-345).
+(1) unless its protocols change the group's choice, it subscribes to other topics, or it led, and a partition of the
+group's topics is nobody's. The replaced member is fenced: FENCED_INSTANCE_ID (KIP-345).
+
+The leader watches the topics for all. One that comes back knows what it sees then, not what it assigned (KIP-814):
+a topic that grew, or was created again, while it was away would be left out until the next change. So the coordinator
+compares, and has it assign again.
 """
 
 from __future__ import annotations
@@ -26,12 +30,14 @@ from anabranch.machines.groups.classic.group import (
     ClassicState,
     ParkedJoin,
     generation_record,
+    leaves_out,
     subscribes_otherwise,
     was_giving_up,
 )
 from anabranch.machines.groups.classic.rebalance import go_on, let_go
 from anabranch.machines.groups.classic.settings import ClassicSettings
 from anabranch.machines.groups.classic.turn import Turn, join_error, joined, session_key, subscriptions
+from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -63,6 +69,7 @@ def decide_join(
     caller: Caller,
     ticket: Hashable,
     settings: ClassicSettings,
+    image: Image,
     now_ms: int,
 ) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     """Let a member in, or let it take part in a rebalance; answered when that rebalance's join completes."""
@@ -72,7 +79,7 @@ def decide_join(
         refusal = ErrorCode.REBALANCE_IN_PROGRESS  # it comes late: the member has joined anew since
     if refusal is not None:
         return turn.outcome(join_error(refusal, request.member_id, caller.version))
-    outcome = _decide(turn, request, caller, ticket, settings)
+    outcome = _decide(turn, request, caller, ticket, settings, image)
     for member_id in (request.member_id, _fresh_id(request, caller)):
         if member_id in group.members:
             group.connections[member_id] = caller.connection
@@ -80,7 +87,7 @@ def decide_join(
 
 
 def _decide(
-    turn: Turn, request: JoinGroupRequest, caller: Caller, ticket: Hashable, settings: ClassicSettings
+    turn: Turn, request: JoinGroupRequest, caller: Caller, ticket: Hashable, settings: ClassicSettings, image: Image
 ) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     group = turn.group
     said = _said(request, caller)
@@ -95,7 +102,7 @@ def _decide(
             return turn.outcome(join_error(error, request.member_id, caller.version))
         return _join_again(turn, said, parked)
     if said.instance_id in group.static:
-        return _replace_static(turn, said, parked)
+        return _replace_static(turn, said, parked, image)
     if said.instance_id is None and caller.version >= MEMBER_ID_REQUIRED:
         return _give_id(turn, said, caller)
     return _add(turn, said, parked, request.protocol_type, settings)
@@ -217,7 +224,7 @@ def _update(turn: Turn, said: ClassicMember, parked: ParkedJoin) -> None:
 
 
 def _replace_static(
-    turn: Turn, said: ClassicMember, parked: ParkedJoin
+    turn: Turn, said: ClassicMember, parked: ParkedJoin, image: Image
 ) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:
     """Put a static member that was started anew into its former self's place, and fence that."""
     group = turn.group
@@ -232,6 +239,7 @@ def _replace_static(
     _update(turn, said, parked)
     turn.prolong(group.members[said.member_id])
     moves = subscribes_otherwise(group, former, said) or was_giving_up(group, former)
+    moves = moves or (led and leaves_out(group, image))
     if moves or group.state is not ClassicState.STABLE or group.select_protocol() != group.protocol_name:
         go_on(turn)
         return turn.outcome_for(parked.ticket)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import GroupWorld
-from tests.support.groups import assignment, subscription
+from tests.support.groups import assignment, subscription, topics
 
 INSTANCES = {"a": "ia", "b": "ib"}
 
@@ -47,6 +49,22 @@ def test_a_leader_of_an_old_version_is_told_that_its_former_self_leads() -> None
     again = world.join("a", instance="ia", version=8)
     assert again.leader == a and not again.skip_assignment and list(again.members) == []
     assert world.group.leader == again.member_id
+
+
+@pytest.mark.parametrize("version", [8, 9])
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_leader_that_comes_back_to_a_topic_that_grew_meanwhile_assigns_again(version: int, count: int) -> None:
+    """It knows what it sees now, not what it assigned: nobody would have noticed, until the topic changed again."""
+    world = GroupWorld()
+    said = {"range": subscription("foo")}
+    a, b = world.start("a", "b", instances=INSTANCES, protocols=said)
+    for member, given in ((a, "foo-0 foo-1"), (b, "foo-2")):
+        world.group.put(world.group.members[member]._replace(assignment=assignment(given)))
+    world.image = topics(foo=count)
+    assert not world.join("b", instance="ib", protocols=said).is_parked, "a leader is there, and watches the topic"
+    again = world.join("a", instance="ia", protocols=said, version=version)
+    assert again.is_parked == (count == 4)
+    assert world.group.state is (ClassicState.PREPARING_REBALANCE if again.is_parked else ClassicState.STABLE)
 
 
 def test_the_former_self_is_fenced() -> None:
