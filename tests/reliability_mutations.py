@@ -455,7 +455,39 @@ RELIABILITY = (
     _seen(
         "logs that are deleted are left to the garbage collector",
         "tests/end_to_end/test_cyclic_garbage.py::test_no_cycle_of_the_brokers_own_is_left_for_a_complete_collection",
-        Edit(REPLICAS, "            log.observe(Unobserved())\n", "            assert log is not None\n"),
+        Edit(
+            "storage/log/log.py",
+            "self._home.abandoned, self._observer = True, Unobserved()",
+            "self._home.abandoned = True",
+        ),
+    ),
+    _seen(
+        "a stop waits until all logs of a topic are deleted",
+        "tests/end_to_end/test_many_partitions.py::test_a_stop_ends_a_long_deletion_and_the_next_start_finishes_it_while_it_serves",
+        Edit("server/partitions/removal.py", "        return not self._stopped.is_set()\n", "        return True\n"),
+    ),
+    _seen(
+        "a start deletes the logs of deleted topics before it serves",
+        "tests/unit/server/cluster/test_controller.py::test_a_deletion_of_many_nodes_that_is_cut_short_is_finished",
+        Edit("server/cluster/controller.py", "and effect.topic_deleted:", "and not effect.topic:"),
+    ),
+    _seen(
+        "a stop waits until all nodes of a topic are deleted",
+        "tests/unit/server/cluster/test_controller.py::test_a_deletion_of_many_nodes_that_is_cut_short_is_finished",
+        Edit(
+            "server/cluster/controller.py",
+            "            if self._refuses:\n                raise ApiError",
+            "            if begin < 0:\n                raise ApiError",
+        ),
+    ),
+    _seen(
+        "every change of the metadata reads the largest topic",
+        "tests/unit/storage/metadata/test_embedded.py::test_changes_of_nodes_do_not_read_a_large_node_beside_them",
+        Edit(
+            "storage/metadata/embedded.py",
+            "    ephemeral INTEGER NOT NULL\n)\n",
+            "    ephemeral INTEGER NOT NULL\n) WITHOUT ROWID\n",
+        ),
     ),
     _seen(
         "a connection that cannot be judged keeps the others from it",

@@ -266,5 +266,5 @@ def test_a_topic_of_the_longest_name_is_created_resized_and_deleted(tmp_path: Pa
     broker.kill()
     (tmp_path / ".deleted" / "7").mkdir(parents=True)
     broker.start()
-    until(lambda: not (tmp_path / ".deleted").exists())
+    until(lambda: not [*(tmp_path / ".deleted").iterdir()])
     broker.stop()

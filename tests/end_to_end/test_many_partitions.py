@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,19 @@ COUNT = 4_000
 TOPICS = 300
 WRITTEN = range(0, COUNT, 97)
 TIMEOUT_MS, TIMEOUT_S = 120_000, 120.0
+DOOMED = 600
+"""Logs of a deletion that is cut short."""
+REMOVED_IN_S = 0.015
+STOP_S_MAX = 4.0
+SLOW_DISK = f"""
+import shutil, time
+remove = shutil.rmtree
+def slowly(*arguments, **options):
+    time.sleep({REMOVED_IN_S})
+    remove(*arguments, **options)
+shutil.rmtree = slowly
+"""
+"""Has directories removed as slowly as a busy disk does, 600 of them in 9 s."""
 
 
 @pytest.fixture
@@ -91,3 +106,47 @@ def test_partitions_above_the_limit_are_refused_with_a_sentence(broker: BrokerPr
         assert client.produce("wide", 0, batch([b"on"])).error_code == ErrorCode.NONE
         assert delete(client, ["last"]) == {0}
         assert create(client, {"more": 1}) == [(0, None)]
+
+
+def left_over(broker: BrokerProcess) -> list[Path]:
+    """The logs whose files are still to be removed."""
+    return list(broker.data.glob(".deleted/*"))
+
+
+def test_a_stop_ends_a_long_deletion_and_the_next_start_finishes_it_while_it_serves(
+    broker: BrokerProcess, tmp_path: Path
+) -> None:
+    (slow := tmp_path / "slow").mkdir()
+    (slow / "sitecustomize.py").write_text(SLOW_DISK)
+    broker.stop()
+    broker.import_paths.append(slow)
+    broker.data = tmp_path / "data"
+    broker.start()
+    with WireClient(broker.port, TIMEOUT_S) as client:
+        assert create(client, {"wide": DOOMED, "kept": 1}) == [(0, None), (0, None)]
+        for number in range(DOOMED):
+            assert client.produce("wide", number, batch([b"%d" % number])).error_code == ErrorCode.NONE
+        assert client.produce("kept", 0, batch([b"kept"])).error_code == ErrorCode.NONE
+        answers: list[set[int]] = []
+        asking = threading.Thread(target=lambda: answers.append(delete(client, ["wide"])))
+        asking.start()
+        while not left_over(broker):
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - began < STOP_S_MAX
+        asking.join()
+        assert answers == [{ErrorCode.REQUEST_TIMED_OUT}] and not broker.said("error")
+    assert len(left_over(broker)) + len(logs(broker)) > DOOMED // 2
+    broker.start()
+    assert left_over(broker), "a start does not wait until they are removed"
+    with WireClient(broker.port, TIMEOUT_S) as client:
+        assert client.metadata("wide").error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert client.read_all("kept", 0) == [(0, b"kept")]
+        deadline = time.monotonic() + TIMEOUT_S
+        while left_over(broker) or logs(broker) != {"kept-0"}:
+            assert time.monotonic() < deadline, (left_over(broker)[:3], len(logs(broker)))
+            assert client.produce("kept", 0, batch([b"more"])).error_code == ErrorCode.NONE
+            time.sleep(0.05)
+        assert create(client, {"wide": 2}) == [(0, None)]
+        assert client.read_all("wide", 0) == []

@@ -7,7 +7,7 @@ time, and the other tasks of the loop have their turn in between; whatever was t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ async def in_turns(items: Iterable[T], at_a_time: int = FEW) -> AsyncIterator[T]
         yield item
 
 
-def spent_in_parts(items: list[T], at_a_time: int) -> Iterator[Sequence[T]]:
+def spent_in_parts(items: list[T], at_a_time: int) -> Iterator[list[T]]:
     """Yield the items of a list, the last ones first, and drop them from it: each part is freed with its turn."""
     while items:
         part = items[-at_a_time:]

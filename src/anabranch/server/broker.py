@@ -159,6 +159,7 @@ class Broker:
             ),
             asyncio.create_task(self._every(settings.reaper_interval_ms, controller.inspect_all_retiring)),
             asyncio.create_task(context.checks.load()),
+            asyncio.create_task(context.replicas.removal.clear()),
         ]
         await context.replicas.room.keep_reserve()
         if not clean and len(context.replicas):
@@ -293,6 +294,7 @@ class Broker:
         for task in self._upkeep:
             task.cancel()
         self._scrubbing.stop()
+        self.context.replicas.removal.stop()
         self.context.stop_waiting()
         self._controller.refuse_commands()
         await self._listener.close(self.settings.controlled_shutdown_timeout_ms / 1000)

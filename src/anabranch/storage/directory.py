@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,11 +183,12 @@ class DataDirectory:
                 found.append(TopicPartition(topic, int(partition)))
         return found
 
-    def finish_deletions(self) -> None:
-        """Remove the logs whose deletion was interrupted. Blocks; OSError."""
-        for name in self._disk.names(self.path):
-            if name.endswith(DELETED_SUFFIX):
-                self._disk.remove_tree(self.path / name)
+    def left_over(self) -> list[Path]:
+        """List the logs whose deletion was interrupted; to be removed by `remove_trees`. Blocks; OSError."""
+        found = {name for name in self._disk.names(self.path) if name.endswith(DELETED_SUFFIX)}
+        parent = self.path / DELETED_DIRECTORY
+        within = self._disk.names(parent) if DELETED_DIRECTORY in found else ()
+        return [*(self.path / name for name in found - {DELETED_DIRECTORY}), *(parent / name for name in within)]
 
     def survey(self, partition: TopicPartition) -> LogSurvey:
         """Read what the files of a closed log show. Blocks; OSError."""
@@ -250,35 +251,64 @@ class DataDirectory:
 
     def remove_logs(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, OSError]:
         """Delete logs, as `remove_log`; return the errors of those that are not deleted. Blocks."""
-        for partition in partitions:
-            self.checkpoints.forget(str(partition))
         try:
-            self.checkpoints.save()
+            there = self.forget_logs(partitions)
         except OSError as error:
             return dict.fromkeys(partitions, error)
+        doomed, failed = self.take_away(there)
+        try:
+            self.remove_trees([*doomed.values()])
+        except OSError as error:
+            failed.update(dict.fromkeys(doomed, error))
+        return failed
+
+    def forget_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Forget, durably, the checkpoints of logs to be deleted; return those that have files. Blocks; OSError."""
+        there = set(self._disk.names(self.path))
+        found: list[TopicPartition] = []
+        for partition in partitions:
+            name = str(partition)
+            self.checkpoints.forget(name)
+            if name in there:
+                found.append(partition)
+        self.checkpoints.save()
+        return found
+
+    def take_away(
+        self, partitions: Iterable[TopicPartition], go_on: Callable[[], bool] = lambda: True
+    ) -> tuple[dict[TopicPartition, Path], dict[TopicPartition, OSError]]:
+        """Rename forgotten logs, durably, into the directory of deleted ones, for as long as `go_on` says. Blocks.
+
+        Return the new paths, and the errors of logs that stay where they are; those not reached are in neither.
+        """
         failed: dict[TopicPartition, OSError] = {}
         doomed: dict[TopicPartition, Path] = {}
         parent = self.path / DELETED_DIRECTORY
         for partition in partitions:
-            path = self.log_path(partition)
+            if not go_on():
+                break
             try:
-                if self._disk.exists(path):
-                    if not doomed:
-                        self._disk.make_directory(parent)
-                    away = aside(self._disk, parent / f"{next(self._doomed)}", "")
-                    self._disk.rename(path, away)
-                    doomed[partition] = away
+                if not doomed:
+                    self._disk.make_directory(parent)
+                away = aside(self._disk, parent / f"{next(self._doomed)}", "")
+                self._disk.rename(self.log_path(partition), away)
+                doomed[partition] = away
             except OSError as error:
                 failed[partition] = error
         try:
             if doomed:
                 self._disk.sync_directory(parent)
                 self._disk.sync_directory(self.path)
-            for away in doomed.values():
-                self._disk.remove_tree(away)
         except OSError as error:
-            failed.update(dict.fromkeys(doomed, error))
-        return failed
+            return {}, {**failed, **dict.fromkeys(doomed, error)}
+        return doomed, failed
+
+    def remove_trees(self, paths: Sequence[Path], go_on: Callable[[], bool] = lambda: True) -> None:
+        """Remove directories of deleted logs, for as long as `go_on` says. Blocks; OSError."""
+        for path in paths:
+            if not go_on():
+                return
+            self._disk.remove_tree(path)
 
     def began(self) -> None:
         """Take the mark of a clean stop away, before the first append."""

@@ -48,9 +48,10 @@ def test_logs_are_listed_and_removed_whole(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     assert directory.logs() == [TopicPartition("a", 0), TopicPartition("with-dash", 12)]
     (tmp_path / ".deleted" / "0").mkdir(parents=True)
-    directory.finish_deletions()
-    assert not (tmp_path / "b-1.deleted").exists()
-    assert not (tmp_path / ".deleted").exists()
+    left = directory.left_over()
+    assert sorted(left) == [tmp_path / ".deleted" / "0", tmp_path / "b-1.deleted"]
+    directory.remove_trees(left)
+    assert not any(path.exists() for path in left) and directory.left_over() == []
     directory.remove_log(TopicPartition("a", 0))
     directory.remove_log(TopicPartition("a", 0))
     assert directory.logs() == [TopicPartition("with-dash", 12)]

@@ -57,6 +57,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 RETRY_AFTER_FAILURE_MS = 500
 EFFECTS_MAX = 1_000_000
+DELETED_AT_A_TIME = 5_000
+"""Nodes that are deleted in one transaction, where a decision deletes more and does nothing else."""
 LARGE_TOPIC = 200
 """Partitions of a topic from which on decisions are made in a thread: about 4 ms."""
 
@@ -99,8 +101,15 @@ class Controller:
         self._peers.publish(everything(self.state, node_id))
         broker = BrokerNode(node_id, epoch, rack, endpoints)
         await self.submit(lambda state: decide_register_broker(state, broker, unclean=unclean))
+        deletions: list[Effect] = []
         while not self._effects.empty():
-            await self._perform([self._effects.get_nowait()])
+            effect = self._effects.get_nowait()
+            if isinstance(effect, SendStopReplica) and effect.topic_deleted:
+                deletions.append(effect)
+            else:
+                await self._perform([effect])
+        for effect in deletions:  # They may take minutes, and nobody waits for them.
+            self._effects.put_nowait(effect)
         self._worker = asyncio.create_task(self._work(), name="controller")
 
     def refuse_commands(self) -> None:
@@ -160,7 +169,7 @@ class Controller:
                 known = await self._store.existing(paths)
                 operations = await self._work_out(_operations, decision.records, known)
                 spent += (known, operations)
-                await self._store.multi(operations)
+                await self._persist(operations)
             change = await self._work_out(_changed, self.state, decision.records, not self._large, self.waits)
             spent += (change, self.state)
             self.state = change.state
@@ -178,6 +187,19 @@ class Controller:
         if decision.records:
             self._wake([None, *change.update.topics])
         return decision.reply
+
+    async def _persist(self, operations: Sequence[Operation]) -> None:
+        """Make changes of the tree, all or none; many deletions some at a time, which stop with the broker.
+
+        The nodes of a deleted topic go in an order in which the next term finds the rest, whichever are gone.
+        """
+        if len(operations) <= DELETED_AT_A_TIME or not all(isinstance(it, Delete) for it in operations):
+            await self._store.multi(operations)
+            return
+        for begin in range(0, len(operations), DELETED_AT_A_TIME):
+            if self._refuses:
+                raise ApiError(ErrorCode.NOT_CONTROLLER, "The broker is stopping.")
+            await self._store.multi(operations[begin : begin + DELETED_AT_A_TIME])
 
     async def _work_out(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Do work that only reads: in a thread, if there may be much of it."""
@@ -288,6 +310,8 @@ class Controller:
                 case InspectLayouts(topics):
                     for topic in topics:
                         await self.inspect_layouts(topic)
+        except ApiError as error:
+            events.info("controller step left to the next term", effect=type(effect).__name__, reason=error)
         except OSError as error:
             events.error("controller step failed, it will be tried again", effect=type(effect).__name__, reason=error)
             self._again(effect)
@@ -371,8 +395,12 @@ def _decided(
 ) -> tuple[Decision[Reply], frozenset[str]]:
     """Decide; add the paths of the nodes that the records change, and of those above."""
     decision = decide(state)
-    paths = [record.path for record in decision.records if isinstance(record, PutNode | DeleteNode)]
-    return decision, frozenset((*paths, *(above for path in paths for above in _parents(path))))
+    paths = {record.path for record in decision.records if isinstance(record, PutNode | DeleteNode)}
+    above = {path.rpartition("/")[0] for path in paths}
+    while above := {path for path in above if path and path not in paths}:
+        paths |= above
+        above = {path.rpartition("/")[0] for path in above}
+    return decision, frozenset(paths)
 
 
 def _operations(records: Iterable[MetadataRecord], existing: Collection[str]) -> Sequence[Operation]:
@@ -384,7 +412,8 @@ def _operations(records: Iterable[MetadataRecord], existing: Collection[str]) ->
             case PutNode(path, data) if path in known:
                 operations.append(Set(path, data))
             case PutNode(path, data):
-                missing = [above for above in _parents(path) if above not in known]
+                there = path.rpartition("/")[0] in known
+                missing = [] if there else [above for above in _parents(path) if above not in known]
                 operations += [Create(above) for above in missing]
                 operations.append(Create(path, data, ephemeral=path.rpartition("/")[0] == nodes.BROKERS))
                 known.update(missing, [path])
@@ -399,7 +428,7 @@ def _changed(state: ControllerState, records: Sequence[MetadataRecord], in_place
     state = reduce(apply, records, state) if in_place else applied(state, records)
     update = update_after(state, records)
     for topic in update.topics.values():
-        if topic is not None and len(topic.nodes) >= LARGE_TOPIC:
+        if topic is not None and not topic.deleting and len(topic.nodes) >= LARGE_TOPIC:
             topic.view  # noqa: B018 - made here, and not when it is asked for first
     return _Change(state, update, waits.compare(waits_after(state, records)))
 

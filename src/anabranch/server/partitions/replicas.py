@@ -33,11 +33,12 @@ from anabranch.server.partitions.disk_space import DeletionRoom, DiskSpace
 from anabranch.server.partitions.opening import refusal
 from anabranch.server.partitions.partition import Counter, Folded, Partition, fold_producers
 from anabranch.server.partitions.producer_budget import ProducerBudget, expire_producers
+from anabranch.server.partitions.removal import LogRemoval
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.server.partitions.upkeep_failures import UpkeepFailures
 from anabranch.storage.directory import DataDirectory
-from anabranch.storage.interface import OfflineLogError, PartitionLog, Unobserved
+from anabranch.storage.interface import OfflineLogError, PartitionLog
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import retained_before
@@ -47,13 +48,13 @@ events = EventLogger("replicas")
 RECOVERY_THREADS = 4
 COMMITTED_AT_A_TIME = 64
 """Partitions of which a sync is begun before other work has its turn."""
-DELETED_AT_A_TIME = 500
-"""Logs that are deleted together: directories and checkpoints are synced once for all of them."""
 OPENED_AT_A_TIME = 32
 """Logs that a thread opens, and the loop takes over, in one go."""
 T = TypeVar("T")
+CLOSED_AT_A_TIME = 200
+"""Partitions that a thread closes in one go."""
 CONFIGURED_AT_A_TIME = 500
-"""Partitions that take new configs, or whose logs are let go of, before other work has its turn."""
+"""Partitions that take new configs, or are let go of, before other work has its turn."""
 SNAPSHOT_INTERVAL_RECORDS = 200_000
 """Records after which the producers of a partition are kept anew, so that a restart reads few batches."""
 
@@ -97,7 +98,6 @@ class Replicas:
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
         self.producers.took(sum(map(len, self.removed.tables())))
         self.space = DiskSpace(partial(disk.free, directory.path), clock, metrics, free_min=disk_free_min)
-        directory.finish_deletions()
         self._unopened = set(directory.logs())
         """The logs from before the start that no role has had opened yet."""
         self._closed: set[TopicPartition] = set()  # Logs that could not be opened: the controller has that done again.
@@ -108,6 +108,7 @@ class Replicas:
         """The logs whose files are being replaced; who removes a log waits until that is done."""
         self.commits, self.files = commits or GroupCommit(), OpenFiles() if files is None else files
         self.room = DeletionRoom(directory, self.in_thread)
+        self.removal = LogRemoval(directory, self.in_thread)
 
     def get(self, topic: str, partition: int) -> Partition | None:
         """The partition, if it lives here."""
@@ -330,7 +331,7 @@ class Replicas:
         partition.take_table(folded, self.time.now_ms())
         self.producers.took(len(partition.table))
         if isinstance(log, LocalLog):
-            log.share_files(self.files)
+            log.segments.share(self.files, log.commit_then)
         return partition
 
     def _counters(self, topic: str) -> tuple[Counter, Counter, Counter]:
@@ -375,8 +376,7 @@ class Replicas:
         errors: dict[int, ErrorCode] = {}
         doomed: list[TopicPartition] = []
         removed: dict[UUID, set[int]] = {}
-        syncing: list[Partition] = []
-        gone: list[PartitionLog] = []
+        gone: list[Partition] = []
         async for number, leader_epoch in in_turns(order.partitions, COMMITTED_AT_A_TIME):
             partition = self.get(order.topic, number)
             if partition is not None and order.topic_id not in (partition.topic_id, NO_TOPIC_ID):
@@ -392,57 +392,46 @@ class Replicas:
                     self.removed.remember(name, order.topic_id, partition.table)
                 partition.leadership = None
                 partition.changed()
-                gone.append(partition.log)
+                if isinstance(partition.log, LocalLog):
+                    partition.log.abandon()
+                gone.append(partition)
                 removed.setdefault(partition.topic_id, set()).add(number)
-                if partition.log.flushed < partition.log.end or self.commits.is_busy(partition.log):
-                    syncing.append(partition)
             doomed.append(name)
         self.removed.tell(removed)
-        if syncing:  # A sync that ended later would note the log as one that is there.
-            await asyncio.wait(await self._commit_all(syncing))
-        if held := [it for name, it in self._held.items() if name.topic == order.topic and self.get(*name) is None]:
-            await asyncio.wait(held)
-        for some in spent_in_parts(gone, CONFIGURED_AT_A_TIME):
-            for log in some:  # Partition and log hold each other, and the log its share in the open files.
-                log.observe(Unobserved())
-                if isinstance(log, LocalLog):
-                    log.segments.share_no_more()
-            await asyncio.sleep(0)
-        for names in spent_in_parts(doomed, DELETED_AT_A_TIME):
-            failed = await self.in_thread(partial(self._delete_logs, order, names))
-            for name, error in failed.items():
-                events.error("log not deleted", partition=name, reason=error)
-                errors[name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
-            for name in names:
-                if name not in failed:
+        await self._let_go(order.topic, gone)
+        try:
+            keep = None if order.topic_deleted else partial(self._keep_producers, order.topic_id)
+            async for names, failed in self.removal.remove(doomed, keep):
+                for name, error in failed.items():
+                    events.error("log not deleted", partition=name, reason=error)
+                    errors[name.partition] = ErrorCode.KAFKA_STORAGE_ERROR
+                for name in names:
                     self._unopened.discard(name)
                     self._closed.discard(name)
-                    self._checkpoints.forget(str(name))
                     errors[name.partition] = ErrorCode.NONE
-        try:
+                await asyncio.sleep(0)
             if order.topic_deleted:
                 await self.removed.forget_topic(order.topic)
             # The checkpoint of a deleted log must not apply to a topic that is made again.
             await self.in_thread(self._checkpoints.save)
         except OSError as error:
             events.error("checkpoints not saved", topic=order.topic, reason=error)
-            return dict.fromkeys(errors, ErrorCode.KAFKA_STORAGE_ERROR)
+            return {number: ErrorCode.KAFKA_STORAGE_ERROR for number, _ in order.partitions}
         if not self.of_topic(order.topic):
             self._metrics.forget(topic=order.topic)
         return errors
 
-    def _delete_logs(self, order: SendStopReplica, names: Sequence[TopicPartition]) -> dict[TopicPartition, OSError]:
-        """Delete logs, and keep their producers unless the topic goes. Blocks; the errors of those that stay."""
-        failed: dict[TopicPartition, OSError] = {}
-        if not order.topic_deleted:
-            for name in names:
-                try:
-                    self._keep_producers(name, order.topic_id)
-                except OSError as error:
-                    failed[name] = error
-        return {**failed, **self._directory.remove_logs([name for name in names if name not in failed])}
+    async def _let_go(self, topic: str, gone: list[Partition]) -> None:
+        """Let go of removed partitions when nothing is done with their files any more; drop them from `gone`."""
+        busy = [it async for it in in_turns(gone, CONFIGURED_AT_A_TIME) if self.commits.is_busy(it.log)]
+        for some in spent_in_parts(busy, COMMITTED_AT_A_TIME):
+            await asyncio.wait([self.commit(partition) for partition in some])
+        if held := [it for name, it in self._held.items() if name.topic == topic and self.get(*name) is None]:
+            await asyncio.wait(held)
+        for some in spent_in_parts(gone, CONFIGURED_AT_A_TIME):
+            await self.in_thread(some.clear)  # Their files are closed: that takes the loop 15 ms.
 
-    def _keep_producers(self, name: TopicPartition, topic_id: UUID) -> None:
+    def _keep_producers(self, topic_id: UUID, name: TopicPartition) -> None:
         """Save the producer table of a log before its deletion. Blocks; OSError."""
         if self.removed.table(name, topic_id) is None:
             if not self._directory.has_log(name):
@@ -574,19 +563,29 @@ class Replicas:
         """Sync and close every log; whether all of them could be."""
         self.producers.close()
         await self.commits.drain()
-        closing = [self.in_thread(partition.close) for partition in self]
-        outcomes = await asyncio.gather(*closing, return_exceptions=True)
-        for partition, outcome in zip(self, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                events.error("log not closed", partition=partition.name, reason=outcome)
+        partitions = [*self]
+        some = [partitions[begin : begin + CLOSED_AT_A_TIME] for begin in range(0, len(partitions), CLOSED_AT_A_TIME)]
+        outcomes = await asyncio.gather(*(self.in_thread(partial(_close, each)) for each in some))
         self.commits.close()
         self._threads.shutdown()
         self._cleaner_thread.shutdown()
         self._scrubber_thread.shutdown()
-        sound = not any(isinstance(outcome, BaseException) for outcome in outcomes)
+        sound = all(outcomes)
         try:
             self._checkpoints.save()
         except OSError as error:
             events.error("checkpoints not saved", reason=error)
             return False
         return sound
+
+
+def _close(partitions: Iterable[Partition]) -> bool:
+    """Close partitions; whether all of them could be. Blocks."""
+    sound = True
+    for partition in partitions:
+        try:
+            partition.close()
+        except Exception as error:  # The others are closed all the same.
+            events.error("log not closed", partition=partition.name, reason=error)
+            sound = False
+    return sound

@@ -11,7 +11,7 @@ from anabranch.storage.log.epochs import EpochsFile, LeaderEpochs
 class LogHome:
     """The directory of one log, and the file of its leader epochs, which comes with it. Blocks; OSError."""
 
-    __slots__ = ("_disk", "directory", "durable", "epochs_file", "exists")
+    __slots__ = ("_disk", "abandoned", "directory", "durable", "epochs_file", "exists")
 
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
@@ -21,6 +21,8 @@ class LogHome:
         """Whether the directory is there."""
         self.durable = False
         """Whether its name is synced."""
+        self.abandoned = False
+        """Whether it is about to be deleted, so that nothing may be noted of it any more."""
 
     def make(self, epochs: LeaderEpochs) -> None:
         """Make the directory if it is not there."""

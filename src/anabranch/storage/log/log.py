@@ -38,7 +38,6 @@ from anabranch.storage.next_record import find_next_record, near_next_record
 
 if TYPE_CHECKING:
     from anabranch.storage.log.group_commit import GroupCommit
-    from anabranch.storage.log.open_files import OpenFiles
 
 __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
@@ -190,7 +189,7 @@ class LocalLog:
         Shared checkpoints are only updated: their owner saves them, once for all logs.
         """
         self._segments.share_no_more()
-        if self._failure is None and self._segments:
+        if self._failure is None and self._segments and self._home.exists:
             self._segments[-1].seal()
             self.flush()
             self._note_checkpoint()
@@ -216,9 +215,10 @@ class LocalLog:
         self._seen = self.high_watermark
         self._config = config
 
-    def share_files(self, files: OpenFiles) -> None:
-        """Share the room for open files with other logs from now on, and be used in the event loop alone."""
-        self._segments.share(files, self.commit_then)
+    def abandon(self) -> None:
+        """Note nothing of the log any more, which is about to be deleted: its syncs that still end are not noted."""
+        self._home.abandoned, self._observer = True, Unobserved()
+        self._segments.share_no_more()
 
     def observe(self, observer: LogObserver) -> None:
         """Set the observer of the log's changes; a log has one."""
@@ -312,7 +312,7 @@ class LocalLog:
             flush.note_durable()
             if self.directory.parent in flush.directories:
                 self._home.durable = True
-            if self._home.durable:
+            if self._home.durable and not self._home.abandoned:
                 self._points.record(self._name, log_start=self.log_start, synced=self.flushed)
             return True
         self._late_indexes += [segment for segment in flush.indexed if segment in self._segments]

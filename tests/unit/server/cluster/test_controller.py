@@ -13,7 +13,7 @@ from uuid import UUID
 
 import pytest
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.nodes import BrokerNode, Topic
@@ -95,6 +95,58 @@ def test_a_new_term_has_the_state_that_the_tree_says(tmp_path: Path) -> None:
         await second.stop()
 
     asyncio.run(story())
+
+
+def nodes_of(world: World, topic: str) -> list[str]:
+    """The nodes of a topic's partitions."""
+    return [path for path in world.tree.nodes if path.startswith(f"/brokers/topics/{topic}/partitions/")]
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["the broker stops", "the store fails"])
+def test_a_deletion_of_many_nodes_that_is_cut_short_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: bool
+) -> None:
+    monkeypatch.setattr(controller_module, "DELETED_AT_A_TIME", 20)
+    monkeypatch.setattr(controller_module, "RETRY_AFTER_FAILURE_MS", 0)
+
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        await create(controller, "wide", LARGE_TOPIC)
+        await create(controller, "other")
+        before, cut = len(nodes_of(world, "wide")), False
+
+        async def pause() -> None:
+            nonlocal cut
+            if not cut and len(nodes_of(world, "wide")) < before // 2:
+                cut = True
+                if broken:
+                    raise OSError(errno.ENOSPC, "full")
+                controller.refuse_commands()
+
+        world.pause = pause
+        delete = controller.command(lambda state: decide_delete_topic(state, DeleteTopic("wide")), TIMEOUT_MS)
+        if broken:
+            await delete
+        else:
+            with pytest.raises(ApiError) as refused:
+                await delete
+            assert refused.value.code is ErrorCode.REQUEST_TIMED_OUT
+            await controller.stop()
+            assert 0 < len(nodes_of(world, "wide")) < before // 2
+            assert {"/brokers/topics/wide", "/admin/delete_topics/wide"} <= world.tree.nodes.keys()
+            assert len(controller.state.partitions["wide"]) == LARGE_TOPIC, "what is not done is not applied"
+            world.pause = _no_pause
+            controller = await world.start()
+            assert "wide" in controller.state.topics, "a start does not wait for the rest"
+            await controller.wait_at_most(lambda state: "wide" not in state.topics, TIMEOUT_MS)
+        assert controller.state.topics.keys() == {"other"}
+        assert not [path for path in world.tree.nodes if "wide" in path]
+        await create(controller, "wide", 2)
+        await controller.stop()
+
+    asyncio.run(story())
+    assert broken == any(record.levelname == "ERROR" for record in caplog.records)
 
 
 @pytest.mark.parametrize("pauses", [1, 2], ids=["before the store's transaction", "after the store's transaction"])

@@ -48,7 +48,7 @@ class Logs:
         while len(self._made) <= number:
             name = f"t-{len(self._made)}"
             log = LocalLog.open(self._path / name, self._config, disk=self._disk, commits=self.commits)
-            log.share_files(self.files)
+            log.segments.share(self.files, log.commit_then)
             self._made.append(log)
         return self._made[number]
 
