@@ -301,14 +301,14 @@ def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() 
 # -- the classic protocol ------------------------------------------------------------------------------------------
 
 
-def classic_group(world: Asking, instance: str | None = None) -> tuple[str, int]:
-    """One classic member that has partition 0; its id and generation."""
+def classic_group(world: Asking, instance: str | None = None, owned: str = "foo-0") -> tuple[str, int]:
+    """One classic member, of a topic that has grown since; its id and generation."""
     joining = world.join_classic(
         "", {"range": subscription("foo")}, version=3 if instance is None else 9, instance=instance
     )
     world.advance(3_001)
     joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
-    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment(owned))
     world.sync_classic(joined.member_id, joined.generation_id, [handed])
     world.set_topics(grown())
     return joined.member_id, joined.generation_id
@@ -363,7 +363,7 @@ def test_a_classic_position_is_overdue_although_every_question_ends_before(commi
 def test_a_static_classic_member_that_comes_back_owns_its_partitions_under_its_new_id() -> None:
     """Its generation goes on. Gates would not have opened by time any more, and no report of it have counted."""
     world = Asking(flat())
-    former, generation = classic_group(world, "one")
+    former, generation = classic_group(world, "one", "foo-0 foo-1")
     world.ask(former, generation, needs=[(0, -1)], wait_ms=0)
     parked = world.ask(former, generation, needs=[(0, 0)])
     joined = world.join_classic("", {"range": subscription("foo")}, instance="one", fresh="again")
