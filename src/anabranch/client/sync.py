@@ -29,7 +29,7 @@ from anabranch.client.consumer.listeners import in_callback
 from anabranch.client.consumer.offsets import OffsetsByPartition
 from anabranch.client.consumer.record import COLUMNS, Record
 from anabranch.client.producer.delivery import ColumnsMetadata
-from anabranch.client.producer.intake import Intake, Row, Tray
+from anabranch.client.producer.intake import WIDTH, Intake, Row, Tray
 from anabranch.client.producer.outcome import News, RecordOutcome, TableOutcome
 from anabranch.client.producer.outcome import Outcome as Outcome
 from anabranch.client.producer.producer import as_bytes
@@ -61,7 +61,6 @@ class _Process:
 
 
 _this_process = _Process()
-_new = object.__new__
 
 
 class _LoopThread:
@@ -101,6 +100,11 @@ class _LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in the thread, as callbacks of outcomes do."""
+        return threading.get_ident() == self._thread.ident
 
     @property
     def running(self) -> bool:
@@ -440,13 +444,16 @@ class Producer(_Synchronous[aio.Producer]):
         end = len(rows)
         if end > tray.limit or rows[-1] is not when:
             tray, end = self._place(tray, (topic, key, value, when))
-        outcome = _new(RecordOutcome)
+        outcome = RecordOutcome()
         outcome.receipt = tray.receipt
-        outcome.place = end // 4 - 1
+        outcome.place = end // WIDTH - 1
         return outcome
 
     def _place(self, tray: Tray, row: Row) -> tuple[Tray, int]:
-        """Find a record in the tray from which it is taken; wake the loop for it, or wait for room."""
+        """Find a record in the tray from which it is taken; wake the loop for it, or wait for room.
+
+        The loop's own thread cannot wait for the loop: what callbacks send is taken in even if the buffer is full.
+        """
         intake = self._intake
         try:
             self._thread.check()
@@ -454,7 +461,7 @@ class Producer(_Synchronous[aio.Producer]):
             intake.disown()
             raise
         tray, end = intake.place(tray, row)
-        if end > intake.limit or self._inner.is_full:
+        if (end > intake.limit or self._inner.is_full) and not self._thread.is_current:
             self._thread.run(self._inner.wait_for_room())
         return tray, end
 

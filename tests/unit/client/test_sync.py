@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import warnings
 from threading import Thread
+from time import sleep
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,5 +136,26 @@ def test_a_producer_is_of_no_use_in_a_forked_process() -> None:
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert isinstance(before.exception(30), ApiError)
+        with pytest.raises(DeliveryError):
+            producer.flush()
+
+
+def test_a_callback_may_send_while_the_buffer_is_full() -> None:
+    settings: dict[str, Any] = {
+        "buffer_memory": 10,
+        "max_block_ms": 300,
+        "delivery_timeout_ms": 300,
+        "request_timeout_ms": 100,
+    }
+    with Producer("127.0.0.1:1", **settings) as producer:
+        sent = [producer.send("t", b"v")]
+        while not producer._inner.is_full:
+            sleep(0.001)
+
+        async def called() -> None:
+            sent.append(producer.send("t", b"w"))
+
+        asyncio.run_coroutine_threadsafe(called(), producer._thread.loop).result(10)
+        assert [isinstance(outcome.exception(30), ApiError) for outcome in sent] == [True, True]
         with pytest.raises(DeliveryError):
             producer.flush()
