@@ -20,9 +20,11 @@ from benchmarks.broker import (
 )
 from benchmarks.coordinator import heartbeats
 from benchmarks.harness import Result, Scale
+from tests.support.thorough import THOROUGH
 
 SMALL = Scale(rounds=1, small=True)
-MEASURED = [produce, produce_librdkafka, consume, consume_librdkafka, latency, durable, heartbeats]
+MEASURED = [produce, consume, durable]
+MEASURED += [produce_librdkafka, consume_librdkafka, latency, heartbeats] if THOROUGH else []
 
 
 @pytest.fixture(scope="module")
