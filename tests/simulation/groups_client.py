@@ -165,6 +165,7 @@ class FalseCluster:
     async def _delay(self) -> None:
         delay_ms = self._world.delay_ms()
         self._client.told_ms = self._client.told_ms or self._world.now_ms + delay_ms
+        self._world.answered_until_ms = max(self._world.answered_until_ms, self._world.now_ms + delay_ms)
         await asyncio.sleep(delay_ms / 1000)
 
     async def topics(self, names: Sequence[str] | None = None) -> dict[str, TopicInfo | ApiError]:

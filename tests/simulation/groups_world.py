@@ -55,6 +55,8 @@ class World:
         self.loop = VirtualLoop(seed, steps_max=STEPS_MAX)
         self.transcript: list[str] | None = [] if show else None
         self._disturbed_until_ms = 0
+        self.answered_until_ms = 0
+        """When the last question about topics and coordinators that is under way is answered."""
         self.upheavals = 0
         """Members that began, were removed, or lost their partitions: after each, groups have to converge once more."""
         self.newest_connection = 0
@@ -373,7 +375,7 @@ class World:
             self._check_logs()
         self.heal()
         # Messages under way arrive, clients that have not begun begin, and clients learn the topics.
-        late = [connection.stalled_until_ms for connection in self.connections]
+        late = [self.answered_until_ms, *(connection.stalled_until_ms for connection in self.connections)]
         self.run_until(max([self.now_ms + self.theme.metadata_age_ms, self._disturbed_until_ms, *late]))
         self._converge()
         if self.theme.classic:
