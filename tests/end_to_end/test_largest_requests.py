@@ -69,6 +69,9 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
     [
         (Place(1, 4, ("topics", "partitions")), 1 << 30),
         (Place(9, 7, ("topics",)), 1 << 30),
+        (Place(27, 1, ("markers", "topics")), 1 << 30),
+        (Place(27, 1, ("markers", "topics", "partition_indexes")), 1 << 30),
+        (Place(35, 4, ("topics",)), 1 << 30),
         (Place(49, 1, ("entries",)), 1 << 30),
         (Place(50, 0, ("users",)), 1 << 30),
         (Place(51, 0, ("upsertions",)), 1 << 30),

@@ -127,13 +127,16 @@ async def handle_describe_log_dirs(
             size = DescribeLogDirsPartition(partition_index=number, partition_size=partition.log.size)
             sizes.setdefault(topic, []).append(size)
     total, usable = disk_space(broker.settings.log_dirs)
-    directory = DescribeLogDirsResult(
-        log_dir=str(broker.settings.log_dirs.absolute()),
-        topics=[DescribeLogDirsTopic(name=name, partitions=found) for name, found in sizes.items()],
-        total_bytes=total,
-        usable_bytes=usable,
-    )
-    return Large(lambda: DescribeLogDirsResponse(results=[directory]))
+    path = str(broker.settings.log_dirs.absolute())
+    spent = asked or {}
+
+    def make() -> DescribeLogDirsResponse:
+        spent.clear()  # Here, in a thread: to free 100,000 names takes the loop 15 ms.
+        topics = [DescribeLogDirsTopic(name=name, partitions=found) for name, found in sizes.items()]
+        one = DescribeLogDirsResult(log_dir=path, topics=topics, total_bytes=total, usable_bytes=usable)
+        return DescribeLogDirsResponse(results=[one])
+
+    return Large(make)
 
 
 def disk_space(path: str | os.PathLike[str]) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -51,7 +52,7 @@ from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
-from anabranch.server.handlers.in_parts import gather_in_steps
+from anabranch.server.handlers.in_parts import gather_in_steps, split
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 
 if TYPE_CHECKING:
@@ -239,20 +240,39 @@ async def handle_write_txn_markers(
     """
     events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
     newest = max((shard.partition.leader_epoch for shard in broker.transactions), default=NO_EPOCH)
-    results: list[WritableTxnMarkerResult | WritableTxnMarker] = []
+    results: list[tuple[WritableTxnMarker, list[WritableTxnMarkerResult] | None]] = []
     for place, marker in enumerate(request.markers, 1):
-        if marker.coordinator_epoch <= newest:
-            one = WriteTxnMarkersRequest(markers=[marker])
-            results += (await broker.markers.write_markers(one, by_client=True)).markers
-        else:
-            results.append(marker)
+        written = await _write_marker(broker, marker) if marker.coordinator_epoch <= newest else None
+        results.append((marker, written))
         if place % PARTITIONS_AT_A_TIME == 0:
             await asyncio.sleep(0)
     return Large(
         lambda: WriteTxnMarkersResponse(
-            markers=[_refused_marker(it) if isinstance(it, WritableTxnMarker) else it for it in results]
+            markers=[_refused_marker(it) if parts is None else _joined(it, parts) for it, parts in results]
         )
     )
+
+
+async def _write_marker(broker: BrokerContext, marker: WritableTxnMarker) -> list[WritableTxnMarkerResult]:
+    """Write one marker into its partitions, some at a time; the results of each part."""
+    written: list[WritableTxnMarkerResult] = []
+    for _, topics in split(marker.topics, "partition_indexes"):
+        part = copy(marker)
+        part.topics = topics
+        one = WriteTxnMarkersRequest(markers=[part])
+        written += (await broker.markers.write_markers(one, by_client=True)).markers
+        await asyncio.sleep(0)
+    return written
+
+
+def _joined(marker: WritableTxnMarker, parts: list[WritableTxnMarkerResult]) -> WritableTxnMarkerResult:
+    """Join the results of the parts of one marker: each topic once."""
+    found: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
+    for part in parts:
+        for topic in part.topics:
+            found.setdefault(topic.name, []).extend(topic.partitions)
+    topics = [WritableTxnMarkerTopicResult(name=name, partitions=results) for name, results in found.items()]
+    return WritableTxnMarkerResult(producer_id=marker.producer_id, topics=topics)
 
 
 def _refused_marker(marker: WritableTxnMarker) -> WritableTxnMarkerResult:
