@@ -481,6 +481,20 @@ RELIABILITY = (
         ),
     ),
     _seen(
+        "long answers are all gathered at once",
+        "tests/end_to_end/test_long_answers.py::test_memory_stays_and_short_answers_do_not_wait",
+        Edit("server/network/gathering.py", "and turns == FREE_TURNS:", "and turns < 0:"),
+    ),
+    _seen(
+        "a client that hangs up keeps its place in the line of long answers",
+        "tests/end_to_end/test_long_answers.py::test_who_hangs_up_leaves_the_line",
+        Edit(
+            "server/network/connection.py",
+            "            if room.cancelled():\n                gathered",
+            "            if room.done():\n                ()  # gathered",
+        ),
+    ),
+    _seen(
         "every change of the metadata reads the largest topic",
         "tests/unit/storage/metadata/test_embedded.py::test_changes_of_nodes_do_not_read_a_large_node_beside_them",
         Edit(

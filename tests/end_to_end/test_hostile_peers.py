@@ -410,7 +410,7 @@ def test_a_host_of_new_producers_leaves_the_memory_to_those_that_were_there(tmp_
             assert codes.count(ErrorCode.NONE) == 99
             assert codes.count(ErrorCode.POLICY_VIOLATION) == 51
             assert sent(client, honest, 0, 1) is ErrorCode.NONE
-            assert broker.said("warning", "producer refused")
+            assert broker.until_said("warning", "producer refused")
             assert broker.metrics()["kafka_server_replicamanager_producerstate_bytes"] == 130_000
         broker.kill()
         broker.start()

@@ -1,4 +1,4 @@
-"""Memory that requests hold while they are handled: whose turn it is, and which fetch must answer early.
+"""Memory that requests and answers hold: whose turn it is, and which fetch must answer early.
 
 Nothing here measures memory: callers say how many bytes they take, no fewer than they will. The rule: one request alone
 always has room, so that each is handled some day; further ones wait their turn, and nobody overtakes. Whoever holds
@@ -8,7 +8,12 @@ memory must therefore be done without others. A fetch that waits for records is 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+GATHERED_AT_A_TIME = 8
+"""Long answers that are gathered side by side: each has a step in every turn of the loop."""
+GATHERED_SIZE_MIN = 64 * 1024
+"""Bytes that a long answer counts at least."""
 
 
 class DecodedMemory:
@@ -43,6 +48,57 @@ class DecodedMemory:
             size, begin = self._waiting.popleft()
             self.held += size
             begin()
+
+
+class GatheredMemory:
+    """The memory of long answers, over all connections, from when they prove to be long until they are encoded.
+
+    How much an answer will take is not known before. It counts as much as the largest of its API took of late; one of
+    an API that is not known takes all the room, alone. The holders, which are connections, have their turns in
+    rotation: one that asks for much waits behind itself.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self.size_max = size_max
+        self.held = 0
+        self._begun = 0
+        self._largest: dict[int, int] = {}
+        self._waiting: dict[Hashable, deque[tuple[int, Callable[[int], None]]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many answers wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def take(self, holder: Hashable, api_key: int, begin: Callable[[int], None]) -> None:
+        """Call `begin` with the bytes that an answer counts, when its turn comes or at once; then `give` them back."""
+        self._waiting.setdefault(holder, deque()).append((api_key, begin))
+        self._go_on()
+
+    def give(self, size: int) -> None:
+        """Give back the bytes of one answer."""
+        self.held -= size
+        self._begun -= 1
+        self._go_on()
+
+    def learn(self, api_key: int, size: int) -> None:
+        """Note the bytes that a long answer of an API took."""
+        self._largest[api_key] = max(size, GATHERED_SIZE_MIN, self._largest.get(api_key, 0) * 7 // 8)
+
+    def _go_on(self) -> None:
+        while self._waiting and self._begun < GATHERED_AT_A_TIME:
+            holder, asked = next(iter(self._waiting.items()))
+            api_key, begin = asked[0]
+            size = min(self._largest.get(api_key, self.size_max), self.size_max)
+            if self._begun and self.held + size > self.size_max:
+                return
+            asked.popleft()
+            del self._waiting[holder]
+            if asked:
+                self._waiting[holder] = asked
+            self.held += size
+            self._begun += 1
+            begin(size)
 
 
 class FetchPart:

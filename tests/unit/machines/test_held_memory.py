@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.machines.held_memory import DecodedMemory, FetchMemory, FetchPart
+from anabranch.machines.held_memory import (
+    GATHERED_AT_A_TIME,
+    GATHERED_SIZE_MIN,
+    DecodedMemory,
+    FetchMemory,
+    FetchPart,
+    GatheredMemory,
+)
 
 
 def test_decoded_requests_wait_for_room_in_turn_and_one_alone_has_room() -> None:
@@ -138,3 +147,74 @@ def test_every_fetch_has_its_turn_when_those_that_were_ended_have_answered(event
     assert all(it.begun for it in readers) and memory.waiting == 0
     assert memory.held == sum(it.part.size for it in waits)
     assert memory.held <= 100 or len(waits) == 1
+
+
+API, OTHER = 16, 35
+
+
+class Gathering:
+    """Answers of connections that are gathered, by name."""
+
+    def __init__(self, size_max: int) -> None:
+        self.memory = GatheredMemory(size_max)
+        self.begun: dict[str, int] = {}
+
+    def ask(self, name: str, holder: object = None, api_key: int = API) -> None:
+        self.memory.take(holder or name, api_key, self._begin(name))
+
+    def _begin(self, name: str) -> Callable[[int], None]:
+        return lambda size: self.begun.update({name: size})
+
+    def end(self, name: str, size: int | None = None, api_key: int = API) -> None:
+        if size is not None:
+            self.memory.learn(api_key, size)
+        self.memory.give(self.begun.pop(name))
+
+
+def test_a_long_answer_of_an_unknown_api_is_gathered_alone_and_others_by_what_they_took() -> None:
+    size_max = 10 * GATHERED_SIZE_MIN
+    gathering = Gathering(size_max)
+    for name in ("a", "b", "c", "d", "e"):
+        gathering.ask(name)
+    assert gathering.begun == {"a": size_max} and gathering.memory.waiting == 4
+    gathering.end("a", 4 * GATHERED_SIZE_MIN)
+    assert gathering.begun == dict.fromkeys("bc", 4 * GATHERED_SIZE_MIN)
+    assert gathering.memory.held == 8 * GATHERED_SIZE_MIN
+    gathering.end("b", 100 * size_max)
+    assert list(gathering.begun) == ["c"], "larger than all the room: alone"
+    gathering.end("c")
+    assert gathering.begun == {"d": size_max}
+    gathering.end("d")
+    gathering.end("e")
+    assert (gathering.memory.held, gathering.memory.waiting, gathering.begun) == (0, 0, {})
+
+
+def test_long_answers_that_have_become_small_are_gathered_a_few_at_a_time() -> None:
+    gathering = Gathering(1 << 30)
+    gathering.memory.learn(API, 1 << 29)
+    for _ in range(200):
+        gathering.memory.learn(API, 1)
+    for number in range(GATHERED_AT_A_TIME + 3):
+        gathering.ask(str(number))
+    assert list(gathering.begun.values()) == [GATHERED_SIZE_MIN] * GATHERED_AT_A_TIME
+    gathering.end("0")
+    assert len(gathering.begun) == GATHERED_AT_A_TIME and gathering.memory.waiting == 2
+
+
+def test_a_connection_that_asks_for_much_waits_behind_itself() -> None:
+    gathering = Gathering(1)
+    for number in range(50):
+        gathering.ask(f"greedy {number}", "greedy")
+    gathering.ask("modest")
+    gathering.end("greedy 0")
+    gathering.end("greedy 1")
+    assert list(gathering.begun) == ["modest"]
+
+
+def test_a_turn_that_is_given_back_at_once_is_the_next_ones() -> None:
+    gathering = Gathering(1)
+    gathering.ask("first")
+    gathering.memory.take("gone", API, gathering.memory.give)
+    gathering.ask("last")
+    gathering.end("first")
+    assert list(gathering.begun) == ["last"]

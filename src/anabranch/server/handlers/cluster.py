@@ -118,6 +118,9 @@ async def handle_describe_log_dirs(
             for named in topics:
                 asked.setdefault(named.topic, set()).update(named.partitions)
             await asyncio.sleep(0)
+    if len(broker.replicas) >= PARTITIONS_AT_A_TIME:  # Have the turn of a long answer before they are listed.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
     sizes: dict[str, list[DescribeLogDirsPartition]] = {}
     for place, partition in enumerate(list(broker.replicas), 1):
         if place % PARTITIONS_AT_A_TIME == 0:

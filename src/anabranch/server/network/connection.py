@@ -26,7 +26,7 @@ from typing import Any
 from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.limits import QUEUED_DECODED_SIZE_MAX, QUEUED_RESPONSE_SIZE_MAX
 from anabranch.codec import TooManyElementsError
-from anabranch.machines.held_memory import DecodedMemory
+from anabranch.machines.held_memory import DecodedMemory, GatheredMemory
 from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
@@ -54,6 +54,7 @@ from anabranch.server.context import (
 from anabranch.server.handlers import READS, Endpoint
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
+from anabranch.server.network.gathering import gathered
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
@@ -74,6 +75,11 @@ WAITING = frozenset((11, 14, 28, 68))
 """Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit, ConsumerGroupHeartbeat. They
 take no part of the memory for decoded requests, since others that they wait for might wait for them. A fetch and a
 ConsumerGroupPosition give their part back before they wait."""
+GATHERED = READS - {1, 3, 10}
+"""Requests whose answers may be long and have their turns; a fetch has memory of its own, and Metadata and
+FindCoordinator may wait for what they make: their long answers are made in the threads alone."""
+GATHERED_FACTOR = 16
+"""What an answer takes at most before it is encoded, in its bytes: 7 were measured of sizes of logs."""
 REFUSED = {
     **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
     **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
@@ -95,6 +101,7 @@ class Service:
     frame_size_max: int
     answers: AnswerMemory = field(default_factory=lambda: AnswerMemory(QUEUED_RESPONSE_SIZE_MAX))
     decoded: DecodedMemory = field(default_factory=lambda: DecodedMemory(QUEUED_DECODED_SIZE_MAX))
+    gathered: GatheredMemory = field(default_factory=lambda: GatheredMemory(QUEUED_RESPONSE_SIZE_MAX))
     steps: LoopSteps = field(default_factory=LoopSteps)
     landing: Landing = field(default_factory=Landing)
     said: EventLimit = field(default_factory=lambda: EventLimit(SAID_INTERVAL_S, SAID_MAX))
@@ -368,6 +375,9 @@ class Connection:
     async def _finish(
         self, answer: Awaitable[Any], place: _Place, header: RequestHeader, metrics: ApiMetrics, began: float
     ) -> None:
+        held: list[int] = []
+        if header.api_key in GATHERED:
+            answer = gathered(answer, partial(self._have_room, header.api_key, held))
         try:
             message = await answer
             if isinstance(message, Large):
@@ -392,8 +402,32 @@ class Connection:
         except Exception as error:  # ours: this connection ends, the others go on
             self._fail(header, error)
             return
+        finally:
+            for size in held:
+                if place.parts:
+                    self._service.gathered.learn(header.api_key, GATHERED_FACTOR * memory_size(place.parts))
+                    self._flush()  # From now on it counts as an unread one.
+                self._service.gathered.give(size)
         self._flush()
         metrics.time.observe(perf_counter() - began)
+
+    async def _have_room(self, api_key: int, held: list[int]) -> None:
+        """Wait for the turn of a long answer, and add the bytes that it counts to `held`."""
+        gathered, room = self._service.gathered, self._loop.create_future()
+
+        def begin(size: int) -> None:
+            if room.cancelled():
+                gathered.give(size)
+            else:
+                room.set_result(size)
+
+        gathered.take(self.number, api_key, begin)
+        try:
+            held.append(await room)
+        except asyncio.CancelledError:
+            if not room.cancelled():  # Its turn came when it was cancelled.
+                gathered.give(room.result())
+            raise
 
     # -- answers -----------------------------------------------------------------------------------------------------
 

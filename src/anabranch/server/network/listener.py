@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from anabranch.machines.held_memory import DecodedMemory
+from anabranch.machines.held_memory import DecodedMemory, GatheredMemory
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.loop_steps import LoopSteps
 from anabranch.runtime.net.acceptor import Acceptor, ConnectionNumbers
@@ -49,6 +49,7 @@ class Listener:
             frame_size_max=settings.socket_request_max_bytes,
             answers=AnswerMemory(settings.queued_max_response_bytes),
             decoded=DecodedMemory(settings.queued_max_decoded_bytes),
+            gathered=GatheredMemory(settings.queued_max_response_bytes),
             steps=steps,
         )
         self._admission = Admission(
@@ -72,6 +73,9 @@ class Listener:
         decoded = self._service.decoded
         metrics.gauge(f"{name}decoded_bytes", "Memory for large requests that are handled.", lambda: decoded.held)
         metrics.gauge(f"{name}decoded_waiting", "Large requests that wait for it.", lambda: decoded.waiting)
+        gathered = self._service.gathered
+        metrics.gauge(f"{name}gathered_bytes", "Memory for long answers that are being made.", lambda: gathered.held)
+        metrics.gauge(f"{name}gathered_waiting", "Long answers that wait for it.", lambda: gathered.waiting)
         self._accepted = metrics.counter(f"{name}connectioncreation_total", "Connections accepted.")
         self._too_many = metrics.counter(f"{name}connectionrefused_total", "Connections above max.connections.")
         self._idle_closed = metrics.counter(f"{name}expiredconnectionskilled_total", "Idle connections closed.")
