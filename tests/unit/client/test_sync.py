@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import warnings
+from contextlib import suppress
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -159,3 +160,45 @@ def test_a_callback_may_send_while_the_buffer_is_full() -> None:
         assert [isinstance(outcome.exception(30), ApiError) for outcome in sent] == [True, True]
         with pytest.raises(DeliveryError):
             producer.flush()
+
+
+def test_a_record_sent_while_the_producer_closes_has_an_outcome_or_is_refused() -> None:
+    for _ in range(5):
+        producer = Producer("127.0.0.1:1", max_block_ms=50, delivery_timeout_ms=100, request_timeout_ms=50)
+        outcomes: list[Outcome[RecordMetadata]] = []
+
+        def sender(producer: Producer = producer, outcomes: list[Outcome[RecordMetadata]] = outcomes) -> None:
+            with suppress(ApiError):
+                while True:
+                    outcomes.append(producer.send("t", b"v"))
+
+        thread = Thread(target=sender)
+        thread.start()
+        while len(outcomes) < 100:
+            sleep(0.001)
+        with suppress(DeliveryError, ApiError):
+            producer.close()
+        thread.join(30)
+        assert not thread.is_alive() and all(outcome.done() for outcome in outcomes)
+
+
+def test_a_producer_that_closes_refuses_records_while_it_flushes_earlier_ones() -> None:
+    producer = Producer("127.0.0.1:1", max_block_ms=2_000, delivery_timeout_ms=2_000, request_timeout_ms=100)
+    before = producer.send("t", b"v")
+
+    def close() -> None:
+        with suppress(DeliveryError):
+            producer.close()
+
+    def send() -> None:
+        while True:
+            producer.send("t", b"w")
+            sleep(0.01)
+
+    thread = Thread(target=close)
+    thread.start()
+    with pytest.raises(ApiError, match="this client is closed"):
+        send()
+    assert not before.done() and thread.is_alive()
+    thread.join(30)
+    assert isinstance(before.exception(0), ApiError)

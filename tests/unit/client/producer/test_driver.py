@@ -381,9 +381,9 @@ class Handed:
         self.driver = world.driver
         self.intake = Intake(lambda: None, News())
 
-    def send(self, value: Any, *, topic: Any = "t", when: float | Options = 0.007) -> RecordOutcome:
+    def send(self, value: Any, *, topic: Any = "t", key: bytes = b"k", when: float | Options = 0.007) -> RecordOutcome:
         when = when if isinstance(when, Options) else float(str(when))  # An object of its own.
-        row = topic, b"k", value, when
+        row = topic, key, value, when
         self.intake.tray.rows += row
         tray, end = self.intake.place(self.intake.tray, row)
         outcome = RecordOutcome()
@@ -484,35 +484,36 @@ def test_records_handed_over_too_late_fail(ended: str) -> None:
 def test_records_handed_over_are_placed_anew_where_the_topic_grows() -> None:
     async def story() -> None:
         world = World()
-        world.broker.topics["t"], world.broker.initial["t"] = 1, 1
+        world.broker.initial["t"] = 2
         await (await world.batch_of())
         handed = Handed(world)
 
-        def refuse(request: ProduceRequest) -> ProduceResponse:
-            world.broker.topics["t"] = 2
-            world.log.refusal = ErrorCode.INVALID_PARTITION_METADATA
-            refused = world.log(request)
-            world.log.refusal = ErrorCode.NONE
-            return refused
+        def answer(request: ProduceRequest) -> ProduceResponse:
+            (topic,) = request.topic_data
+            stale = topic.undeleted_partition_count != 3
+            world.broker.topics["t"] = 3
+            world.log.refusal = ErrorCode.INVALID_PARTITION_METADATA if stale else ErrorCode.NONE
+            refusals.append(stale)
+            return world.log(request)
 
-        world.broker.script(ProduceRequest, refuse, world.log)
-        keys = [b"%d" % number for number in range(40)]
-        outcomes = []
+        refusals: list[bool] = []
+        world.broker.on(ProduceRequest, answer)
+        keys = [b"%d" % number for number in range(90)]
+        outcomes: list[RecordOutcome] = []
         for number, key in enumerate(keys):
-            row = "t", key, b"v", float(number)
-            handed.intake.tray.rows += row
-            tray, end = handed.intake.place(handed.intake.tray, row)
-            outcome = RecordOutcome()
-            outcome.receipt, outcome.place = tray.receipt, end // 4 - 1
-            outcomes.append(outcome)
-        handed.take()
+            if number % 30 == 0:
+                world.send(key=b"alone", partition=None)
+            outcomes.append(handed.send(b"v", key=key, when=number))
+            if number % 30 == 29:
+                handed.take()
         await until_done(outcomes)
+        assert True in refusals
         found = [outcome.result() for outcome in outcomes]
-        assert [each.partition for each in found] == [place(murmur2(key), 1, 2) for key in keys]
-        assert [each.timestamp for each in found] == [1000 * number for number in range(40)]
-        for partition in (0, 1):
+        assert [each.partition for each in found] == [place(murmur2(key), 2, 3) for key in keys]
+        assert [each.timestamp for each in found] == [1000 * number for number in range(90)]
+        for partition in range(3):
             offsets = [each.offset for each in found if each.partition == partition]
-            assert offsets == list(range(offsets[0], offsets[0] + len(offsets)))
+            assert len(offsets) > 10 and offsets == sorted(set(offsets))
         await world.end()
 
     play(story)
