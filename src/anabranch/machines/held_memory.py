@@ -27,6 +27,8 @@ class DecodedMemory:
         self.size_max = size_max
         self.held = 0
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._going_on = False
+        """Whether one is begun: it may give its bytes back at once, as thousands of requests do that are not wanted."""
 
     @property
     def waiting(self) -> int:
@@ -44,10 +46,16 @@ class DecodedMemory:
         self._go_on()
 
     def _go_on(self) -> None:
-        while self._waiting and (not self.held or self.held + self._waiting[0][0] <= self.size_max):
-            size, begin = self._waiting.popleft()
-            self.held += size
-            begin()
+        if self._going_on:
+            return
+        self._going_on = True
+        try:
+            while self._waiting and (not self.held or self.held + self._waiting[0][0] <= self.size_max):
+                size, begin = self._waiting.popleft()
+                self.held += size
+                begin()
+        finally:
+            self._going_on = False
 
 
 class GatheredMemory:
@@ -64,6 +72,7 @@ class GatheredMemory:
         self._begun = 0
         self._largest: dict[int, int] = {}
         self._waiting: dict[Hashable, deque[tuple[int, Callable[[int], None]]]] = {}
+        self._going_on = False
 
     @property
     def waiting(self) -> int:
@@ -86,19 +95,29 @@ class GatheredMemory:
         self._largest[api_key] = max(size, GATHERED_SIZE_MIN, self._largest.get(api_key, 0) * 7 // 8)
 
     def _go_on(self) -> None:
-        while self._waiting and self._begun < GATHERED_AT_A_TIME:
-            holder, asked = next(iter(self._waiting.items()))
-            api_key, begin = asked[0]
-            size = min(self._largest.get(api_key, self.size_max), self.size_max)
-            if self._begun and self.held + size > self.size_max:
-                return
-            asked.popleft()
-            del self._waiting[holder]
-            if asked:
-                self._waiting[holder] = asked
-            self.held += size
-            self._begun += 1
-            begin(size)
+        if self._going_on:
+            return
+        self._going_on = True
+        try:
+            while self._waiting and self._begun < GATHERED_AT_A_TIME and self._begin_next():
+                pass
+        finally:
+            self._going_on = False
+
+    def _begin_next(self) -> bool:
+        holder, asked = next(iter(self._waiting.items()))
+        api_key, begin = asked[0]
+        size = min(self._largest.get(api_key, self.size_max), self.size_max)
+        if self._begun and self.held + size > self.size_max:
+            return False
+        asked.popleft()
+        del self._waiting[holder]
+        if asked:
+            self._waiting[holder] = asked
+        self.held += size
+        self._begun += 1
+        begin(size)
+        return True
 
 
 class FetchPart:

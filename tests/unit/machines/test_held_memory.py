@@ -218,3 +218,23 @@ def test_a_turn_that_is_given_back_at_once_is_the_next_ones() -> None:
     gathering.ask("last")
     gathering.end("first")
     assert list(gathering.begun) == ["last"]
+
+
+COUNT = 10_000
+
+
+def test_thousands_that_are_not_wanted_any_more_give_their_turn_back_one_after_another() -> None:
+    gathering, decoded = Gathering(1), DecodedMemory(1)
+    begun: list[str] = []
+    gathering.ask("first")
+    decoded.take(1, lambda: begun.append("first"))
+    for _ in range(COUNT):
+        gathering.memory.take("gone", API, gathering.memory.give)
+        decoded.take(1, lambda: decoded.give(1))
+    gathering.ask("last")
+    decoded.take(1, lambda: begun.append("last"))
+    gathering.end("first")
+    decoded.give(1)
+    assert (list(gathering.begun), begun) == (["last"], ["first", "last"])
+    gathering.end("last")
+    assert gathering.memory.waiting == decoded.waiting == gathering.memory.held == 0
