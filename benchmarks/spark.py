@@ -28,7 +28,8 @@ from benchmarks.peers.artifacts import fetch
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = "key binary, value binary, partition int, offset long, timestamp timestamp"
-ROWS_PER_BATCH = 65_536
+BATCH_SIZE = 7 * 1024 * 1024
+"""Bytes of keys and values of a ready batch: as many as the source yields at a time."""
 TASKS = 2
 CONNECTOR = Path(__file__).parent / "peers" / "spark_kafka.lock"
 KAFKA_SOURCE = "kafka source"
@@ -38,7 +39,7 @@ WANTED = 100
 
 
 class ReadyBatches(DataSource):
-    """Yields one prebuilt Arrow batch until `rows` have been given."""
+    """Yields one prebuilt Arrow batch until `rows` have been given, of values of `value_size` bytes."""
 
     @classmethod
     def name(cls) -> str:
@@ -48,24 +49,34 @@ class ReadyBatches(DataSource):
         return COLUMNS
 
     def reader(self, schema: Any) -> DataSourceReader:
-        return ReadyReader(int(self.options["rows"]))
+        return ReadyReader(int(self.options["rows"]), int(self.options["value_size"]), schema.names)
 
 
 class ReadyReader(DataSourceReader):
     """Two tasks, each with half of the rows."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, value_size: int, names: list[str]) -> None:
         self._rows = rows
+        self._value_size = value_size
+        self._names = names
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(number) for number in range(TASKS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        batch = records(ROWS_PER_BATCH)
+        count = BATCH_SIZE // (10 + self._value_size)
+        batch = records(count, self._value_size).append_column("topic", pa.array(["rows"] * count))
+        batch = batch.append_column("timestampType", pa.array([0] * count, pa.int32())).select(self._names)
         left = self._rows // TASKS
         while left > 0:
-            yield batch.slice(0, min(left, ROWS_PER_BATCH))
-            left -= ROWS_PER_BATCH
+            yield batch.slice(0, min(left, count))
+            left -= count
+
+
+def ready_batches(spark: SparkSession, rows: int, schema: str = COLUMNS, value_size: int = 100) -> DataFrame:
+    """Return a frame of so many rows that cost nothing to make: what it takes is PySpark's own."""
+    spark.dataSource.register(ReadyBatches)
+    return spark.read.format("ready").schema(schema).options(rows=rows, value_size=value_size).load()
 
 
 def records(count: int, value_size: int = 100) -> pa.RecordBatch:
@@ -122,7 +133,6 @@ def source(scale: Scale) -> list[Result]:
     rows = scale.choose(6_000_000, 100_000)
     with Anabranch(settings={"durability": "os"}) as broker, session() as spark:
         fill(broker.address, "rows", rows, records(100_000))
-        spark.dataSource.register(ReadyBatches)
         ours = spark.read.format("anabranch").options(
             **{"kafka.bootstrap.servers": broker.address, "subscribe": "rows"}
         )
@@ -133,7 +143,7 @@ def source(scale: Scale) -> list[Result]:
             f"columns {', '.join(columns)} into noop",
             sides={
                 "anabranch": drained(ours.load().select(*columns), rows),
-                "ready batches": drained(spark.read.format("ready").option("rows", rows).load(), rows),
+                "ready batches": drained(ready_batches(spark, rows), rows),
             },
             bars=[Bar("rows_per_s", "rows/s", "more", 0.7)],
             scale=scale,

@@ -2,6 +2,8 @@
 
 A query moves over by its format, so both sides run the same one; where only key and value are read, ours names them in
 its schema, as docs/spark.md says. The connector is of the newest release before PySpark's own that has been published.
+A third side of scans is the ceiling of PySpark's interface: ready Arrow batches of the same columns, as in
+`benchmarks.spark`. It bounds what any source in Python can reach against one in the JVM.
 """
 
 from __future__ import annotations
@@ -18,9 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from anabranch.client.sync import Admin
 from benchmarks.harness import Bar, Result, Round, Scale, compare
 from benchmarks.peers.anabranch import Anabranch
-from benchmarks.spark import KAFKA_SOURCE, TASKS, drained, fill, records, session
+from benchmarks.spark import KAFKA_SOURCE, TASKS, drained, fill, ready_batches, records, session
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+KEY_VALUE = "key binary, value binary"
+CEILING = "ready batches"
 PER_S = "rows_per_s"
 BATCHES = 3
 AT_LEAST_ONCE = {"delivery": "at-least-once"}
@@ -43,6 +48,7 @@ def _scanned(name: str, value_size: int, rows: int, scale: Scale) -> list[Result
             sides={
                 "anabranch": drained(_read(spark, broker.address, "anabranch").select(*COLUMNS), rows),
                 KAFKA_SOURCE: drained(_read(spark, broker.address, "kafka").select(*COLUMNS), rows),
+                CEILING: drained(ready_batches(spark, rows, SCHEMA, value_size), rows),
             },
             bars=[Bar(PER_S, "rows/s", "more", 3.0)],
             scale=scale,
@@ -71,8 +77,9 @@ def queries(scale: Scale) -> Iterator[Result]:
             "spark_kafka.key_value",
             what=what + "key and value into noop",
             sides={
-                "anabranch": drained(ours("key binary, value binary"), rows),
+                "anabranch": drained(ours(KEY_VALUE), rows),
                 KAFKA_SOURCE: drained(theirs.select("key", "value"), rows),
+                CEILING: drained(ready_batches(spark, rows, KEY_VALUE), rows),
             },
             bars=[Bar(PER_S, "rows/s", "more", 4.0)],
             scale=scale,

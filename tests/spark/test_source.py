@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.types import StructType
 
 from anabranch.client.sync import Admin, Producer
 from anabranch.spark import register
+from anabranch.spark.options import for_batch, parse
 from anabranch.spark.progress import PartitionProgress, partitions_of
+from anabranch.spark.source import AnabranchDataSource, BatchReader
 from tests.spark.flow import KEYS, Flow
 from tests.support.examples import python_examples
 
@@ -314,6 +319,38 @@ def test_wrong_options_are_sentences(spark: SparkSession, address: str, options:
     reader = spark.read.format("anabranch").option("kafka.bootstrap.servers", address).options(**options)
     with pytest.raises(PySparkException, match=says):
         reader.load().count()
+
+
+class FrozenReader(BatchReader):
+    """Reads as ever, and then yields one row: how many objects the collections of its worker pass over."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield that row."""
+        assert sum(batch.num_rows for batch in super().read(partition))
+        yield pa.record_batch({"offset": pa.array([gc.get_freeze_count()], pa.int64())})
+
+
+class FrozenSource(AnabranchDataSource):
+    """The data source with that reader."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format`."""
+        return "anabranch-frozen"
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """Return the reader."""
+        return FrozenReader(for_batch(parse(self.options)), schema)
+
+
+def test_the_collections_between_tasks_pass_over_what_a_worker_has_imported(
+    spark: SparkSession, address: str, flow: Flow
+) -> None:
+    flow.send(100)
+    spark.dataSource.register(FrozenSource)
+    options = {"kafka.bootstrap.servers": address, "subscribe": flow.topic}
+    found = spark.read.format("anabranch-frozen").options(**options).schema("offset long").load().collect()
+    assert len(found) == 2 and min(row.offset for row in found) > 40_000
 
 
 def test_a_session_whose_workers_lack_the_package_is_refused(

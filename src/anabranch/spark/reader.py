@@ -35,6 +35,7 @@ from anabranch.records.shares import KeyShare
 from anabranch.spark.options import Options
 from anabranch.spark.plan import WHOLE, DataLossError, KeyRange, Loss, Read, Task, keys_within
 from anabranch.spark.snapshot import connection_settings
+from anabranch.spark.workers import set_imports_aside
 
 ARROW_TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
@@ -99,6 +100,7 @@ def read_task(task: Task, settings: ReadSettings) -> Iterator[pa.RecordBatch]:
                         yield make.batch(some, read)
         except DecodeError as error:
             raise DecodeError(f"{tp}: {error}") from error
+    set_imports_aside()  # Here, because the kernels are loaded when the first records are decoded.
 
 
 def asked_for(key_range: KeyRange, keys: Sequence[bytes]) -> Asked | None:

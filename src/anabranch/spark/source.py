@@ -63,6 +63,7 @@ from anabranch.spark.reader import ReadSettings, read_task
 from anabranch.spark.sink.options import parse as parse_sink
 from anabranch.spark.sink.writer import BatchWriter, StreamWriter
 from anabranch.spark.snapshot import SnapshotReader
+from anabranch.spark.workers import set_imports_aside
 
 FORMAT = "anabranch"
 NO_POSITIONS: Mapping[str, Mapping[int, int]] = {}
@@ -141,6 +142,7 @@ class _Reader:
     """The common part of batch and streaming readers."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        set_imports_aside()
         self.options = options
         self.settings = ReadSettings(options, _columns(schema, options))
         self.splitting = Splitting(options.min_partitions, options.records_per_partition_max, options.split_by_key)
