@@ -4,7 +4,9 @@
 
 At STEP it makes the file CHECKPOINT.STEP and waits to be killed; without one (`none`) it writes all there is, and ends.
 At a step of a task the first attempt of each micro-batch's first task kills its own Python worker, and notes that in
-the file. The topic that is written is at TARGET, which is ADDRESS if it is not given.
+the file. At a step of two attempts it runs on two executors with `spark.speculation`: that attempt notes itself in the
+file and stays behind until a second one runs beside it, which does so too. The topic that is written is at TARGET,
+which is ADDRESS if it is not given.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from anabranch.client import PreparedTransaction
@@ -33,6 +36,8 @@ from anabranch.spark.source import AnabranchDataSource
 FORMAT = "anabranch-stopping"
 STEPS = ("writing", "prepared", "decided", "committed-one", "committed-all")
 TASK_STEPS = ("task-begun", "task-writing", "task-prepared")
+TWICE_STEPS = ("second-ends-first", "first-goes-on")
+"""The first attempt has sent its rows when the second begins. It never goes on; or it does, while the second sends."""
 
 
 class StoppingWriter(StreamWriter):
@@ -54,6 +59,22 @@ class StoppingWriter(StreamWriter):
                 file.write(f"{task.getLocalProperty(BATCH_ID)}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def _runs_twice(self) -> None:
+        """Let two attempts of a task have their transactions open at the same time."""
+        task = TaskContext.get()
+        if self.step not in TWICE_STEPS or task is None or task.partitionId():
+            return
+        attempts, attempt = Path(f"{self.checkpoint}.{self.step}"), task.attemptNumber()
+        mine = f"{task.getLocalProperty(BATCH_ID)} {attempt}"
+        with attempts.open("a") as file:
+            file.write(f"{mine}\n")
+        if attempt == 0:
+            second = f"{mine[:-1]}1"
+            while self.step == "second-ends-first" or second not in attempts.read_text().splitlines():
+                time.sleep(0.1)
+        elif self.step == "first-goes-on":
+            time.sleep(3)
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write, and stop with the rows sent and the transaction open, or begun, or prepared."""
 
@@ -61,6 +82,7 @@ class StoppingWriter(StreamWriter):
             self._task_reaches("task-begun")
             yield from iterator
             time.sleep(0.3 if self.step in ("writing", "task-writing") else 0)
+            self._runs_twice()
             self._reaches("writing")
             self._task_reaches("task-writing")
 
@@ -101,9 +123,31 @@ class StoppingSource(AnabranchDataSource):
         return StoppingWriter({name: self.options[name] for name in self.options}, schema)
 
 
+def speculating_session() -> SparkSession:
+    """Start Spark with two executors of one core, which runs a task twice when it has taken half a second."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.log.level": "ERROR",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.3",
+        "spark.speculation.minTaskRuntime": "500ms",
+    }
+    builder = SparkSession.builder.master("local-cluster[2,1,600]").appName("sink").config(map=settings)
+    spark: SparkSession = builder.getOrCreate()
+    return spark
+
+
 def main(address: str, checkpoint: str, step: str, target: str | None = None) -> None:
     """Run the query from topic `in` to topic `out`."""
-    spark = local_session("sink", attempts=4 if step in TASK_STEPS else 1)
+    twice = step in TWICE_STEPS
+    spark = speculating_session() if twice else local_session("sink", attempts=4 if step in TASK_STEPS else 1)
     register(spark)
     spark.dataSource.register(StoppingSource)
     source = spark.readStream.format("anabranch").option("kafka.bootstrap.servers", address)

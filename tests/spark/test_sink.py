@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
+import confluent_kafka.admin
 import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Admin, Consumer, Producer
 from benchmarks.peers.kafka import ApacheKafka
-from tests.spark.sink_driver import STEPS, TASK_STEPS
+from tests.spark.sink_driver import STEPS, TASK_STEPS, TWICE_STEPS
 from tests.support.broker import ROOT, running
 from tests.support.thorough import THOROUGH
 
@@ -78,6 +79,18 @@ def committed_by_stock(address: str, topic: str) -> dict[bytes, list[bytes]]:
     finally:
         consumer.close()
     return dict(found)
+
+
+def counted_by_stock(address: str, topic: str) -> dict[bytes, list[bytes]]:
+    """As `committed_by_stock`, with the values sorted: keys that move to another partition lose their order there."""
+    return {key: sorted(values, key=int) for key, values in committed_by_stock(address, topic).items()}
+
+
+def add_partitions(address: str, topic: str, count: int) -> None:
+    """Have a stock broker add partitions to a topic, until it has so many."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+    for done in admin.create_partitions([confluent_kafka.admin.NewPartitions(topic, count)]).values():
+        done.result(30)
 
 
 def expected(count: int) -> dict[bytes, list[bytes]]:
@@ -149,9 +162,9 @@ def pipeline(directory: Path, kind: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.skipif(not THOROUGH, reason="six drivers: make conformance; test_sink_decision.py has the rules")
 @pytest.mark.parametrize("kind", ["anabranch", "apache-kafka"])
 def test_a_killed_query_writes_every_row_once(tmp_path: Path, kind: str) -> None:
-    """Killed in turn at each step; the topic it writes is resized meanwhile, where keys keep their order then."""
+    """Killed in turn at each step; the topic it writes is resized meanwhile, and here its keys keep their order."""
     checkpoint, sent = tmp_path / "checkpoint", 0
-    read = committed if kind == "anabranch" else committed_by_stock
+    read = committed if kind == "anabranch" else counted_by_stock
     with pipeline(tmp_path, kind) as (address, target), Admin(target) as admin:
         for count, step in enumerate(STEPS, 3):
             send(address, "in", range(sent, sent + 400))
@@ -159,12 +172,54 @@ def test_a_killed_query_writes_every_row_once(tmp_path: Path, kind: str) -> None
             driver = Driver(address, checkpoint, step, target)
             driver.kill_at_its_step()
             seen = read(target, "out")
-            in_order = all(values == expected(sent)[key][: len(values)] for key, values in seen.items())
-            assert in_order, "rows are missing, or come twice, before the query was started again"
+            is_prefix = all(values == expected(sent)[key][: len(values)] for key, values in seen.items())
+            assert is_prefix, "rows are missing, or come twice, before the query was started again"
             if kind == "anabranch":
                 admin.resize("out", count)
+            else:
+                add_partitions(target, "out", count)
         Driver(address, checkpoint, "none", target).finish()
         assert read(target, "out") == expected(sent)
+
+
+@pytest.mark.skipif(not THOROUGH, reason="an Apache Kafka of its own: make conformance")
+def test_rows_come_once_while_partitions_are_added_to_a_stock_topic(
+    spark: SparkSession, tmp_path: Path, checkpoint: str
+) -> None:
+    with pipeline(tmp_path, "apache-kafka") as (address, target):
+        send(address, "in", range(1200))
+        rows = spark.readStream.format("anabranch").option("kafka.bootstrap.servers", address)
+        rows = rows.options(subscribe="in", startingOffsets="earliest", maxOffsetsPerTrigger="120")
+        writer = rows.load().select("key", "value").writeStream.format("anabranch").trigger(availableNow=True)
+        query = writer.options(
+            **{"kafka.bootstrap.servers": target}, topic="out", checkpointLocation=checkpoint
+        ).start()
+        for count in (3, 5, 8):
+            batches = len(query.recentProgress) + 2
+            while len(query.recentProgress) < batches:
+                assert query.isActive, "the query ended before the partitions were added"
+                time.sleep(0.02)
+            add_partitions(target, "out", count)
+        query.awaitTermination()
+        assert counted_by_stock(target, "out") == expected(1200)
+        with Admin(target) as admin:
+            held = [partition for partition, span in admin.topic_offsets("out").items() if span.end > span.start]
+        assert max(held) >= 5, "no row went to the partitions that were added last"
+
+
+@pytest.mark.skipif(not THOROUGH, reason="two executors: make conformance; test_sink_attempts.py has the short form")
+@pytest.mark.parametrize("step", TWICE_STEPS)
+@pytest.mark.parametrize("kind", ["anabranch", "apache-kafka"])
+def test_a_task_that_is_run_twice_at_the_same_time_writes_its_rows_once(tmp_path: Path, kind: str, step: str) -> None:
+    """With `spark.speculation`: in each micro-batch two attempts of a task have transactions open."""
+    read = committed if kind == "anabranch" else committed_by_stock
+    with pipeline(tmp_path, kind) as (address, target):
+        send(address, "in", range(600))
+        driver = Driver(address, tmp_path / "checkpoint", step, target)
+        driver.finish()
+        assert read(target, "out") == expected(600)
+        attempts = driver.stops.read_text().splitlines()
+        assert len({line for line in attempts if line.endswith(" 1")}) >= 2, f"nothing was run twice: {attempts}"
 
 
 @pytest.mark.skipif(not THOROUGH, reason="four drivers: make conformance; test_sink_decision.py has the rules")

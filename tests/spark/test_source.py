@@ -362,3 +362,43 @@ def test_a_session_whose_workers_lack_the_package_is_refused(
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
     with pytest.raises(PySparkException, match="PYSPARK_PYTHON: the Python workers of this session run"):
         register(spark)
+
+
+@pytest.fixture
+def bare_executors(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Have a Python run the tasks that has all packages but ours and uvloop; planning goes on with the driver's."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for path in map(Path, {entry for entry in sys.path if entry.endswith("site-packages")}):
+        for entry in path.iterdir():
+            if "anabranch" not in entry.name and "uvloop" not in entry.name and not (packages / entry.name).exists():
+                (packages / entry.name).symlink_to(entry)
+    python = tmp_path / "python3"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in *"pyspark.daemon pyspark.worker") PYTHONPATH={packages} exec {sys.executable} -S "$@";; esac\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    with monkeypatch.context() as patched:
+        patched.setattr(spark.sparkContext, "pythonExec", str(python))
+        register(spark)
+        yield packages
+    register(spark)
+
+
+def test_executors_that_lack_the_package_say_so_and_what_would_be_right(
+    spark: SparkSession, address: str, flow: Flow, bare_executors: Path
+) -> None:
+    flow.send(10)
+    says = r"PYSPARK_PYTHON: the Python workers on \S+ run \S+ \(3\..*\), which cannot import .*: No module named '{}'"
+    options = {"kafka.bootstrap.servers": address}
+    reader = spark.read.format("anabranch").options(**options, subscribe=flow.topic)
+    with pytest.raises(PySparkException, match=says.format("anabranch")):
+        reader.load().count()
+    rows = spark.range(2).selectExpr("cast(id as string) value")
+    with pytest.raises(PySparkException, match=says.format("anabranch")):
+        rows.write.format("anabranch").options(**options, topic=flow.topic).mode("append").save()
+    (bare_executors / "anabranch").symlink_to(Path(register.__code__.co_filename).parents[1])
+    with pytest.raises(PySparkException, match=says.format("uvloop")):
+        reader.load().count()

@@ -234,7 +234,7 @@ def path(story: Story) -> str:
         parts.append(
             _text(x, PATH_HEIGHT + 16, f"{tick:g}", anchor="middle" if x < WIDTH - RIGHT - 12 else "end", fill=GRAY)
         )
-    label = f"departures of {story.tailnum}, in the order in which they were sent"
+    label = f"flights of {story.tailnum}, in the order in which they were sent"
     parts.append(_text(WIDTH - RIGHT, PATH_HEIGHT + 32, label, anchor="end", fill=GRAY))
     return _svg(WIDTH, PATH_HEIGHT + 40, parts, f"The records of {story.tailnum}")
 

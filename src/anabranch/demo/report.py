@@ -21,7 +21,8 @@ h3 { font-size: 15px; margin: 26px 0 6px; } p { max-width: 78ch; margin: 8px 0; 
 .lead, .note { color: #4a5562; } .cards { display: flex; flex-wrap: wrap; gap: 14px; margin: 20px 0; }
 .card { flex: 1 1 300px; border: 1px solid #d8dde3; border-radius: 10px; padding: 14px 18px; }
 .card b { display: block; font-size: 30px; line-height: 1.25; } .good b { color: #1d7a45; } .bad b { color: #c62f3b; }
-.key span { display: inline-block; margin-right: 18px; } .key i { display: inline-block; width: 14px; height: 11px;
+.key { max-width: none; } .key span { display: inline-block; margin-right: 18px; }
+.key i { display: inline-block; width: 14px; height: 11px;
 margin-right: 6px; border-radius: 2px; } table { border-collapse: collapse; font-size: 14px; margin: 8px 0; }
 th, td { padding: 3px 16px 3px 0; text-align: right; border-bottom: 1px solid #e6eaee; } th { font-weight: 600; }
 th:first-child, td:first-child { text-align: left; } summary { cursor: pointer; color: #2f6fae; margin: 6px 0; }
@@ -34,7 +35,7 @@ def page(stories: Sequence[Story], aircraft: int) -> str:
     changes = ", then ".join(f"from {resize.before} to {resize.after}" for resize in stories[0].resizes)
     body = [
         "<h1>A topic that changes its partitions while it is read</h1>",
-        f'<p class="lead">{records:,} departures of 2013 were sent to Anabranch, while a Spark query followed every '
+        f'<p class="lead">{records:,} flights of 2013 were sent to Anabranch, while a Spark query followed every '
         f"aircraft and the number of partitions changed: {changes}.</p>",
         '<div class="cards">',
         *(_verdict(story, aircraft) for story in stories),
@@ -126,9 +127,9 @@ def _sending_s(story: Story) -> float:
 def _path_summary(story: Story) -> str:
     count = len(story.followed)
     if not story.overtaken:
-        return f"Each dot is one of its {count:,} departures. None was read before an earlier one: the dots only rise."
+        return f"Each dot is one of its {count:,} flights. None was read before an earlier one: the dots only rise."
     return (
-        f"Each dot is one of its {count:,} departures. {story.overtaken:,} of them (red) were read after a departure "
+        f"Each dot is one of its {count:,} flights. {story.overtaken:,} of them (red) were read after one "
         "that was sent later: where the dots fall back, the query saw the past after the future."
     )
 

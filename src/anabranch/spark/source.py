@@ -63,7 +63,7 @@ from anabranch.spark.reader import ReadSettings, read_task
 from anabranch.spark.sink.options import parse as parse_sink
 from anabranch.spark.sink.writer import BatchWriter, StreamWriter
 from anabranch.spark.snapshot import SnapshotReader
-from anabranch.spark.workers import set_imports_aside
+from anabranch.spark.workers import Sent, set_imports_aside
 
 FORMAT = "anabranch"
 NO_POSITIONS: Mapping[str, Mapping[int, int]] = {}
@@ -97,7 +97,7 @@ class TaskPartition(InputPartition):
         super().__init__(task)
 
 
-class AnabranchDataSource(DataSource):
+class AnabranchDataSource(Sent, DataSource):
     """Reads and writes topics. `register` adds the data source to a session under the name `anabranch`."""
 
     @classmethod
@@ -138,7 +138,7 @@ class FilteringDataSource(AnabranchDataSource):
         return FilteringBatchReader(for_batch(parse(self.options)), schema)
 
 
-class _Reader:
+class _Reader(Sent):
     """The common part of batch and streaming readers."""
 
     def __init__(self, options: Options, schema: StructType) -> None:

@@ -2,6 +2,8 @@
 
 Spark starts `PYSPARK_PYTHON`, by default the first `python3` of the path, to plan and to run tasks. Where that is
 another Python than the driver's, the package may be missing, and all that a query would show is a ModuleNotFoundError.
+On the driver's machine `check_workers` looks before the first query. What executors find under the same name is known
+there only: so what is sent to them is `Sent` inside of a function that needs nothing but PySpark.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pyspark import cloudpickle
 from pyspark.errors import PySparkImportError
 
 if TYPE_CHECKING:
@@ -63,6 +66,39 @@ def why_not(python: str, environment: Mapping[str, str]) -> str:
         return str(error)
     lines = done.stderr.strip().splitlines()
     return "" if done.returncode == 0 else (lines[-1] if lines else f"it ends with code {done.returncode}")
+
+
+class Sent:
+    """Base of what is sent to executors: where it cannot be imported, `PySparkImportError` says what is missing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the object as a call of `_received`."""
+        return _received, (cloudpickle.dumps((type(self), self.__dict__)),)  # type: ignore[no-untyped-call]
+
+
+def _received(pickled: bytes) -> Any:
+    """Unpickle an object in a process that may not have its class."""
+    import platform
+    import sys
+
+    from pyspark import cloudpickle
+    from pyspark.errors import PySparkImportError
+
+    try:
+        kind, attributes = cloudpickle.loads(pickled)
+    except ImportError as error:
+        raise PySparkImportError(
+            message=f"PYSPARK_PYTHON: the Python workers on {platform.node()} run {sys.executable} "
+            f"({platform.python_version()}), which cannot import the data source: {error}. Install anabranch there "
+            "with what it depends on, as on the driver, or ship a Python that has both (spark.archives), and set "
+            "PYSPARK_PYTHON to it before the session is started."
+        ) from None
+    made = kind.__new__(kind)
+    made.__dict__.update(attributes)
+    return made
+
+
+_received.__module__ = "__main__"  # So that it is pickled whole, not by a name that would have to be imported.
 
 
 @cache

@@ -21,6 +21,7 @@ from anabranch.client.sync import Admin
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
 from anabranch.spark.sink.task import Attempt, SinkError, Written, decide, decided_in, ended, group_of, write
+from anabranch.spark.workers import Sent
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """Local properties of a streaming query's tasks: the query's id is in its checkpoint, and lasts as long."""
@@ -35,7 +36,7 @@ class TaskWritten(WriterCommitMessage):
     written: Written
 
 
-class _Writer:
+class _Writer(Sent):
     """The common part of both writers."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -59,8 +60,8 @@ class _Writer:
             raise SinkError(
                 f"{len(late)} of {len(prepared)} transactions of micro-batch {batch_id} were aborted before they could "
                 f"be committed, the first of {late[0].transactional_id}: by their timeout "
-                "(kafka.transaction.timeout.ms), or by another run of the same query. Start the query again: it writes "
-                "what is missing, and nothing twice."
+                "(kafka.transaction.timeout.ms), by another run of the same query, or by a second attempt of a task "
+                "(spark.speculation). Start the query again: it writes what is missing, and nothing twice."
             )
 
     def give_up(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> None:
