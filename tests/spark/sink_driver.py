@@ -1,12 +1,11 @@
 """A streaming query from one topic to another, as a process that stops for good at a chosen step of its sink.
 
-    python -m tests.spark.sink_driver ADDRESS CHECKPOINT STEP [TARGET]
+    python -m tests.spark.sink_driver ADDRESS CHECKPOINT STEP TARGET [MASTER]
 
 At STEP it makes the file CHECKPOINT.STEP and waits to be killed; without one (`none`) it writes all there is, and ends.
 At a step of a task the first attempt of each micro-batch's first task kills its own Python worker, and notes that in
-the file. At a step of two attempts it runs on two executors with `spark.speculation`: that attempt notes itself in the
-file and stays behind until a second one runs beside it, which does so too. The topic that is written is at TARGET,
-which is ADDRESS if it is not given.
+the file. At a step of two attempts, with `spark.speculation` on a cluster at MASTER, that attempt notes itself in the
+file and stays behind until a second one runs beside it, which notes itself too. The topic is written at TARGET.
 """
 
 from __future__ import annotations
@@ -123,13 +122,14 @@ class StoppingSource(AnabranchDataSource):
         return StoppingWriter({name: self.options[name] for name in self.options}, schema)
 
 
-def speculating_session() -> SparkSession:
-    """Start Spark with two executors of one core, which runs a task twice when it has taken half a second."""
+def speculating_session(master: str) -> SparkSession:
+    """Start Spark on a cluster of two hosts, where a task is run twice when it has taken half a second."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.executor.memory": "512m",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.executor.cores": "1",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.log.level": "ERROR",
@@ -139,15 +139,14 @@ def speculating_session() -> SparkSession:
         "spark.speculation.quantile": "0.3",
         "spark.speculation.minTaskRuntime": "500ms",
     }
-    builder = SparkSession.builder.master("local-cluster[2,1,600]").appName("sink").config(map=settings)
-    spark: SparkSession = builder.getOrCreate()
+    spark: SparkSession = SparkSession.builder.master(master).appName("sink").config(map=settings).getOrCreate()
     return spark
 
 
-def main(address: str, checkpoint: str, step: str, target: str | None = None) -> None:
+def main(address: str, checkpoint: str, step: str, target: str, master: str = "") -> None:
     """Run the query from topic `in` to topic `out`."""
-    twice = step in TWICE_STEPS
-    spark = speculating_session() if twice else local_session("sink", attempts=4 if step in TASK_STEPS else 1)
+    attempts = 4 if step in TASK_STEPS else 1
+    spark = speculating_session(master) if master else local_session("sink", attempts=attempts)
     register(spark)
     spark.dataSource.register(StoppingSource)
     source = spark.readStream.format("anabranch").option("kafka.bootstrap.servers", address)
@@ -155,7 +154,7 @@ def main(address: str, checkpoint: str, step: str, target: str | None = None) ->
     query = (
         rows.select("key", "value")
         .writeStream.format(FORMAT)
-        .option("kafka.bootstrap.servers", target or address)
+        .option("kafka.bootstrap.servers", target)
         .options(topic="out", step=step, stops=checkpoint, checkpointLocation=checkpoint)
         .trigger(availableNow=True)
         .start()

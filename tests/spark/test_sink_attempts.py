@@ -65,7 +65,7 @@ def twice(address: str, request: pytest.FixtureRequest) -> Iterator[Twice]:
 
 def test_an_attempt_that_goes_on_while_a_second_one_writes_is_fenced(twice: Twice) -> None:
     taken: list[Written] = []
-    with pytest.raises(AnabranchError, match="fenced|epoch"):
+    with pytest.raises(AnabranchError, match=r"fenced|epoch"):
         twice.attempt(lambda: taken.append(twice.attempt()))
     assert twice.rows() == []
     twice.take(taken[0])
