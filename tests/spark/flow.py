@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark import cloudpickle
 from pyspark.sql.datasource import Filter
 
 from anabranch.client.sync import Admin, Producer
@@ -96,7 +96,7 @@ def batch_read(
     given = _given(address, topic, options)
     reader = FilteringBatchReader(for_batch(parse(given)), full_schema(headers=False))
     assert list(reader.pushFilters(list(filters))) == list(left)
-    reader = pickle.loads(pickle.dumps(reader))
+    reader = cloudpickle.loads(cloudpickle.dumps(reader))
     keys: dict[str, list[int]] = defaultdict(list)
     for task in reader.partitions():
         _take(reader, task, keys)
