@@ -64,10 +64,11 @@ class Log:
         """Return the leader epoch and the record at an offset, deleted or not; None for a marker."""
         return self.entries.get(offset) or self.gone.get(offset, (NO_LEADER_EPOCH, None))
 
-    def next_record(self, offset: int) -> int:
-        """Return the first offset from `offset` on with a record; the end without one."""
+    def next_record(self, offset: int, has: Callable[[int], bool] = lambda _: True) -> int:
+        """Return the first offset from `offset` on with a record, of a key that `has` tells of; the end without one."""
         for at in range(max(offset, self.start), self.end):
-            if self.entries[at][1] is not None:
+            record = self.entries[at][1]
+            if record is not None and has(record.key):
                 return at
         return self.end
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -31,6 +32,7 @@ from anabranch.machines.groups.gatekeeper import LOOK_MS
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, union, without
+from anabranch.machines.keyspace import SPACE_END, Interval
 from anabranch.machines.lineage import BEYOND, Frontier
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -49,6 +51,7 @@ from tests.simulation.groups_done import DoneRules
 from tests.simulation.groups_keys import assigned_keys, keys_of, target_keys
 from tests.simulation.groups_positions import ABSENT, PositionRules
 from tests.simulation.groups_shard import Broker, Cause, Seen, see
+from tests.simulation.groups_shared_topics import SharedTopic
 
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
@@ -458,8 +461,7 @@ class Rules:
             if committed_only and may_hold:  # What was deleted, its owner may have fetched before.
                 positions[number] = offset
             if frontier is not None:
-                steps = tuple(max(offset, self._next_record(topic, number, at)) for at in frontier.offsets)
-                positions[number] = Frontier(frontier.starts, steps)
+                positions[number] = self._next_by_key(topic, number, frontier, offset, of_keys=not committed_only)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
             still = number != partition and self._is_still(group, (topic.topic_id, number), since_ms)
             still = still and not committed_only
@@ -494,6 +496,23 @@ class Rules:
         known = self.world.topic_of(topic.topic_id)
         log = None if known is None else known.logs.get(number)
         return max(offset, topic.log_start(number)) if log is None else log.next_record(offset)
+
+    def _next_by_key(
+        self, topic: TopicImage, number: int, frontier: Frontier, offset: int, *, of_keys: bool
+    ) -> Frontier:
+        """The next offset from `offset` on with a record, for each step: `of_keys` with one of its keys.
+
+        Of some keys there may be no record any more: who is given them learns that, and reports it.
+        """
+        known = self.world.topic_of(topic.topic_id)
+        log = None if known is None else known.logs.get(number)
+        if log is None or not isinstance(known, SharedTopic) or not of_keys:
+            steps = tuple(max(offset, self._next_record(topic, number, at)) for at in frontier.offsets)
+            return Frontier(frontier.starts, steps)
+        ends = (*(start - 1 for start in frontier.starts[1:]), SPACE_END)
+        parts = zip(frontier.starts, ends, frontier.offsets, strict=True)
+        found = (log.next_record(at, partial(known.has, (Interval(start, end),))) for start, end, at in parts)
+        return Frontier(frontier.starts, tuple(max(offset, at) for at in found))
 
     def _begin_anew(self, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """Reset a joining member's partitions: those that stay assigned count from now on."""
