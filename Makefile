@@ -1,6 +1,6 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
-PYTEST ?= -n 3 --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -80,7 +80,7 @@ fuzz: $(READY) kernels  ## a million hostile batches and frames, 10,000 blocks s
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library; the long end-to-end tests
 	ANABRANCH_ALL_KINDS=1 $(BIN)/pytest $(PYTEST) tests/conformance
-	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) $$(grep -l THOROUGH tests/end_to_end/*.py tests/spark/*.py)
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) $$(grep -il thorough tests/end_to_end/*.py tests/spark/*.py)
 
 lock:  ## pin the dependencies of pyproject.toml, with hashes
 	$(BIN)/uv pip compile pyproject.toml --extra dev --generate-hashes --no-emit-index-url --no-emit-find-links \

@@ -29,6 +29,7 @@ from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.groups import assigned, assignment, subscription
 from tests.support.steps import in_short_steps
+from tests.support.thorough import thorough
 from tests.support.wire import WireClient, batch
 
 COUNT = 40_000
@@ -166,7 +167,7 @@ def test_a_group_of_many_members_is_described_in_short_steps(rig: Rig) -> None:
 
 
 def test_a_large_classic_group_is_joined_and_assigned_in_short_steps(rig: Rig) -> None:
-    members, connections = 800, 100
+    members, connections = thorough(800, 500), 100
     groups = (f"large-{number}" for number in count())
 
     def join_and_sync() -> list[str]:
