@@ -16,8 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-import numpy as np
-
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.limits import RESPONSE_SIZE_MAX
 from anabranch.protocol.frames import decode_response, encode_request, response_correlation_id
@@ -26,6 +24,8 @@ from anabranch.protocol.registry import Api, api_of
 from anabranch.runtime.net.transport import connect
 
 RECEIVE_BUFFER_SIZE = 256 * 1024
+UNFILLED_FROM = 256 * 1024
+"""Bytes of a frame for which it is worth while that its memory is not filled with zeros."""
 _LENGTH_SIZE = 4
 
 
@@ -251,8 +251,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(memoryview(bytes(self._view[begin : begin + length])))
                 begin += length
                 continue
-            # Not a bytearray: that would be filled with zeros first, which costs half as much as to receive it.
-            self._frame = np.empty(length, np.uint8).data
+            self._frame = _memory(length)
             self._filled = end - begin
             self._frame[: self._filled] = self._view[begin:end]
             begin = end
@@ -338,3 +337,12 @@ class Lane:
         if self._connection is not None:
             self._connection.close()
             await self._connection.closed()
+
+
+def _memory(size: int) -> memoryview:
+    """Memory for a frame; a large one is not filled with zeros first, which costs half as much as to receive it."""
+    if size < UNFILLED_FROM:
+        return memoryview(bytearray(size))
+    import numpy as np  # Whoever reads records has it already, and a command that lists topics needs none.
+
+    return np.empty(size, np.uint8).data
