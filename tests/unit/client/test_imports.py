@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-
 CLIENTS = "from anabranch.client import Admin, Consumer, Producer"
 COMMAND = """
 from anabranch.cli.entry import main
