@@ -49,7 +49,7 @@ LENGTHS = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0")
 MANY = 3_000
 SERVED = [key for key, api in API.items() if api.served]
 MIB = 1 << 20
-BUDGETS = {
+BUDGETS: dict[str, Any] = {
     "queued_max_request_bytes": 16 * MIB,
     "queued_max_response_bytes": 16 * MIB,
     "max_incremental_fetch_session_cache_bytes": 16 * MIB,

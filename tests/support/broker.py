@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,11 +97,11 @@ class BrokerProcess:
 
     def kill(self) -> None:
         """kill -9."""
-        self._end(signal.SIGKILL)
+        self._end(SIGKILL)
 
     def stop(self) -> int:
         """Stop cleanly; the exit code."""
-        return self._end(signal.SIGTERM)
+        return self._end(SIGTERM)
 
     def wait(self, timeout_s: float = 30.0) -> int:
         """Wait until it ends by itself; the exit code."""
@@ -113,12 +113,12 @@ class BrokerProcess:
             self._process.stderr.close()
         return code
 
-    def signal(self, number: signal.Signals) -> None:
+    def signal(self, number: Signals) -> None:
         """Send a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
-    def _end(self, number: signal.Signals) -> int:
+    def _end(self, number: Signals) -> int:
         assert self._process is not None
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
