@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
 
+from anabranch.base.errors import ErrorCode
 from anabranch.client import Admin, Consumer, Producer, SubscriptionPattern
+from anabranch.protocol.messages.join_group import JoinGroupRequestProtocol
 from tests.end_to_end.test_gates_by_time import name_at
 from tests.support.applications import Workers, stage
 from tests.support.broker import BrokerProcess, running
+from tests.support.group_client import GroupClient
+from tests.support.groups import assignment, subscription
 
 QUICK = {
     "group.consumer.heartbeat.interval.ms": 500,
@@ -155,3 +160,33 @@ def test_records_deleted_before_and_behind_a_closed_gate_take_no_others_with_the
             group.owner(0).commit({0: last + 1})
         it.until(lambda: group.handed_from[1] == 3, "records are left out")
         it.finish()
+
+
+def test_a_topic_that_grows_while_members_change_their_strategy_is_read_from_the_start_of_its_new_partitions(
+    tmp_path: Path,
+) -> None:
+    topic_of = subscription("t")
+    with running(tmp_path, **QUICK) as broker, GroupClient(broker.port) as old, GroupClient(broker.port) as new:
+        old.create("t", 2)
+        old.ready()
+        both = [JoinGroupRequestProtocol(name=name, metadata=topic_of) for name in ("sticky", "range")]
+        asked = old.join_request("g")
+        asked.protocols = both
+        joined = old.call(asked, 3)
+        assert joined.protocol_name == "sticky"
+        whole = {joined.member_id: assignment("t-0 t-1")}
+        old.call(old.sync_request("g", joined, whole), 3)
+
+        waiting = new.send(new.join_request("g", metadata=topic_of), 3)
+        while old.heartbeat("g", joined, 3) is not ErrorCode.REBALANCE_IN_PROGRESS:
+            time.sleep(0.02)
+        assert old.resize("t", 3) is ErrorCode.NONE
+        old.until_partitions("t", 3)
+        asked.member_id = joined.member_id
+        again = old.call(asked, 3)
+        assert again.protocol_name == "range"
+        other = new.receive(waiting)
+        shares = {again.member_id: assignment("t-0 t-1"), other.member_id: assignment("t-2")}
+        old.call(old.sync_request("g", again, shares), 3)
+        new.call(new.sync_request("g", other), 3)
+        assert new.committed("g") == {("t", 2): 0}, "what was written before the member came is not skipped"

@@ -122,8 +122,7 @@ class Settling:
             if settled >= PARTITIONS_AT_A_TIME:
                 break
             del self._left[group_id]
-            group = self._groups.get(group_id)
-            subscribed = frozenset() if group is None or not group.members else self._subscription(group)
+            subscribed = self._subscribed_before_or_now(self._groups.get(group_id))
             for topic in topics:
                 if topic.name in subscribed or self._offsets.has_begun(group_id, topic):
                     settled += len(topic.readable)
@@ -151,6 +150,16 @@ class Settling:
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None
+
+    def _subscribed_before_or_now(self, group: Group | None) -> frozenset[str]:
+        """The topics of a group, and those of a classic group's last generation: between two it may not be readable.
+
+        A member that joins may lack the last generation's protocol, or change its subscription and change it back.
+        """
+        if group is None:
+            return frozenset()
+        before = self._subscribed.get(group.group_id, frozenset())
+        return before | self._subscription(group) if group.members else before
 
     def _subscription(self, group: Group) -> frozenset[str]:
         if isinstance(group, ConsumerGroup):

@@ -167,6 +167,21 @@ def test_a_classic_group_is_settled_whole_before_its_next_generation_is_handed_o
     assert committed(world) == dict.fromkeys(range(1, 9), 0)
 
 
+def test_a_classic_group_that_a_member_without_its_protocol_joins_is_settled_as_it_was_subscribed() -> None:
+    topic = Topic()
+    world = Asking(topic.image())
+    both = {"sticky": subscription("foo"), "range": subscription("foo")}
+    joining = world.join_classic("", both, version=3)
+    world.advance(3_001)
+    joined = world.answers[joining] if not hasattr(joining, "member_id") else joining
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    world.join_classic("", {"range": subscription("foo")}, version=3, fresh="another")
+    world.set_topics(topic.resize(2))
+    assert committed(world) == {1: 0}
+    world.check()
+
+
 def test_a_resize_while_no_coordinator_decided_is_made_up_for() -> None:
     topic = Topic()
     world = Asking(topic.image())
