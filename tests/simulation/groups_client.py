@@ -47,6 +47,7 @@ from anabranch.machines.clients.membership.steps import (
     Subscription,
 )
 from anabranch.machines.key_ranges import union
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -306,6 +307,12 @@ class Client(InOrder):
         self.has_given_up = False
         """Whether the member has left with its partitions, because its application is stuck."""
         self.standing = Standing("", 0)
+        self._outlived: frozenset[Partition] = frozenset()
+        """What it was given as a member that is no more: its own join, arriving late, made another one in its name.
+
+        KIP-848 cannot tell the two where the target's epoch has not moved, which takes a client-side assignor that is
+        late as well. What it held it is then told to revoke, and nobody else was given it by that target.
+        """
         self.given: frozenset[Partition] | None = None
         """The member's assignment at the coordinator, in the last reply that was read."""
         self.assigning: frozenset[Owned] = frozenset()
@@ -418,7 +425,7 @@ class Client(InOrder):
         if self.has_given_up:
             return True
         incarnation = self.world.rules.incarnations.get((self.group, self.standing.member_id), 0)
-        return incarnation != self.standing.incarnation
+        return incarnation != self.standing.incarnation or bool(self._outlived & self.holds)
 
     @property
     def has_nothing_to_read(self) -> bool:
@@ -703,6 +710,8 @@ class Client(InOrder):
                 self._ids = ids
         else:
             self.given = None
+        if self.standing.member_id == before.member_id and self.standing.incarnation != before.incarnation:
+            self._outlived = self.holds if isinstance(reply, ConsumerGroupHeartbeatResponse) else frozenset()
         awaited = ticket == self.machine._flight  # type: ignore[attr-defined]
         on_response(ticket, reply, now_ms)
         if isinstance(reply, JoinGroupResponse) and not self.machine.is_member:
