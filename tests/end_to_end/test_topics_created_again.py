@@ -148,9 +148,10 @@ def test_records_for_a_topic_that_is_not_created_again_fail_in_time(broker: Brok
 
     async def scenario() -> None:
         options = {"delivery_timeout_ms": 6_000, "request_timeout_ms": 5_000, "max_block_ms": 5_000}
-        async with Admin(address) as admin:
-            producer = Producer(address, allow_auto_create_topics=False, **options)
+        async with Admin(address) as admin, Producer(address) as first:
             await admin.create_topics(TOPIC, partitions=1)
+            await (await first.send(TOPIC, b"x"))  # A process loads its kernels with its first record.
+            producer = Producer(address, allow_auto_create_topics=False, **options)
             await (await producer.send(TOPIC, b"x", key=b"k"))
             await admin.delete_topics(TOPIC)
             outcome = await producer.send(TOPIC, b"y", key=b"k")
