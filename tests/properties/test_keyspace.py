@@ -186,6 +186,18 @@ def test_a_hot_key_is_not_cut_off_and_nobody_is_without_work(hot: int, readers: 
         assert owner.size == 1 << SPACE_BITS - 6
 
 
+@pytest.mark.parametrize("first", [0, 62])
+def test_a_side_with_nothing_but_a_hot_key_takes_one_reader(first: int) -> None:
+    """A second one found no work there, and was missing where the other parts are read."""
+    loads = [1.0] * 64
+    loads[first] = loads[first + 1] = 30.0
+    shares = cuts_by_load(SPACE, loads, 7)
+    assert len(shares) == 7
+    part = 1 << SPACE_BITS - 6
+    assert sum(share.size == part for share in shares) == 2
+    assert max(share.size for share in shares) <= 62 / 5 * part + 4_096
+
+
 def test_with_more_readers_than_hot_keys_each_of_these_has_one() -> None:
     loads = [0.0] * 64
     loads[3] = loads[4] = loads[40] = 5.0

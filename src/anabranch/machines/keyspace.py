@@ -143,11 +143,22 @@ class _Parts:
         if readers == 2 and below and above:
             return [self._begins[heaviest + (below < above)]]
         least, most = int(below > 0), readers - 1 - (above > 0)
-        left = min(range(least, most + 1), key=lambda n: max(below / max(n, 1), above / max(readers - 1 - n, 1)))
+        low, high = self._readers_max(first, heaviest, readers), self._readers_max(heaviest + 1, after, readers)
+
+        def shares(left: int) -> tuple[float, float]:
+            here, there = below / (min(left, low) or 1), above / (min(readers - 1 - left, high) or 1)
+            return (here, there) if here > there else (there, here)
+
+        left = min(range(least, most + 1), key=shares)
         found = self.points(first, heaviest, left) if below else []
         found += [self._begins[heaviest]] if below else []
         found += [self._begins[heaviest + 1]] if above else []
         return found + (self.points(heaviest + 1, after, readers - 1 - left) if above else [])
+
+    def _readers_max(self, first: int, after: int, readers: int) -> int:
+        """How many of so many readers have work in some parts: where all load is of hot keys, no more than these."""
+        loaded = [hot for weight, hot in zip(self._weights[first:after], self._hot[first:after], strict=True) if weight]
+        return len(loaded) if all(loaded) else readers
 
     def _in_turn(self, first: int, after: int, readers: int) -> list[int]:
         """Cut one share after the other: a part that is not divided comes to the nearer one."""
