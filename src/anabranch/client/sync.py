@@ -460,9 +460,12 @@ class Producer(_Synchronous[aio.Producer]):
         except ApiError:
             intake.disown()
             raise
-        tray, end = intake.place(tray, row)
-        if (end > intake.limit or self._inner.is_full) and not self._thread.is_current:
+        waits = not self._thread.is_current
+        if waits and self._inner.is_full and intake.withdraw(tray, row):
             self._thread.run(self._inner.wait_for_room())
+        tray, end = intake.place(tray, row)
+        if waits and end > intake.limit:
+            self._thread.run(self._inner.take_now())
         return tray, end
 
     def send_arrow(

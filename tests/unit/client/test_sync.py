@@ -162,6 +162,37 @@ def test_a_callback_may_send_while_the_buffer_is_full() -> None:
             producer.flush()
 
 
+def test_a_send_that_raises_because_the_buffer_stays_full_has_sent_nothing() -> None:
+    """Its record came all the same: twice, where the application tried again."""
+    settings: dict[str, Any] = {
+        "buffer_memory": 10,
+        "max_block_ms": 300,
+        "delivery_timeout_ms": 600_000,
+        "request_timeout_ms": 100,
+    }
+    producer = Producer("127.0.0.1:1", **settings)
+
+    async def fill() -> None:
+        producer._inner._driver.batcher.state.buffered_size += 10
+
+    producer._thread.run(fill())
+    for _ in range(3):
+        with pytest.raises(ApiError, match="the buffer of 10 bytes"):
+            producer.send("t", b"v")
+    thread = Thread(target=lambda: producer.send("t", b"w"))
+    thread.start()
+
+    async def empty() -> None:
+        producer._inner._driver.batcher.state.buffered_size -= 10
+        producer._inner._driver.pump()
+
+    producer._thread.run(empty())
+    thread.join()
+    with pytest.raises(DeliveryError) as raised:
+        producer.close(0.1)
+    assert raised.value.record_count == 1
+
+
 def test_a_record_sent_while_the_producer_closes_has_an_outcome_or_is_refused() -> None:
     for _ in range(5):
         producer = Producer("127.0.0.1:1", max_block_ms=50, delivery_timeout_ms=100, request_timeout_ms=50)

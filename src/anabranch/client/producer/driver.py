@@ -18,7 +18,7 @@ from anabranch.client.cluster.connection import Connection, DisconnectedError
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.producer.delivery import OpenRecords
 from anabranch.client.producer.intake import Tray
-from anabranch.client.producer.records import Gathered, Outgoing, Records, gather, record_size
+from anabranch.client.producer.records import NO_NAME, Gathered, Outgoing, Records, gather, record_size
 from anabranch.client.producer.rows import Chance, Columns, ColumnsPart, EncodeSettings, encode_columns
 from anabranch.client.producer.transactions import Phase, Transactions
 from anabranch.client.settings import ProducerSettings, taken
@@ -132,7 +132,7 @@ class SendingDriver:
         total = 0
         for topic, keys, values, times, places in tray.by_topic():
             if topic is None:
-                self._refuse(tray, places, ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, "a topic is a str"))
+                self._refuse(tray, places, ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, NO_NAME))
                 continue
             for gathered in gather(keys, values, times, tray.receipt, places):
                 if not isinstance(gathered, Gathered):

@@ -9,7 +9,8 @@ where it is taken from. The loop puts an empty tray in the place of the current 
 The rule: a record is taken exactly once, and behind every record whose `send` returned before its own began. A record
 that was appended before the loop read the length is taken. Of a record that came later the limit was 0 before, so its
 sender notices, and appends the record to the next tray before `send` returns. Elements beyond `taken` are not read. The
-limit is also 0 until the first record of a tray has woken the loop, and it is reached when the sender should wait.
+limit is also 0 until the first record of a tray has woken the loop, and it is reached when the sender should wait. A
+sender that finds the buffer full takes its record back while it waits, so that a `send` that raises has sent nothing.
 
 The last element of a record is an object of its own, by which `place` finds the record where other threads send, too.
 """
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.producer.outcome import News, Receipt
-from anabranch.client.producer.records import Options
+from anabranch.client.producer.records import Options, is_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +60,7 @@ class Tray:
         rows, end = self.rows, self.taken
         topics = rows[0:end:WIDTH]
         columns = [rows[column:end:WIDTH] for column in range(1, WIDTH)]
-        if topics.count(topics[0]) == len(topics) and isinstance(topics[0], str):
+        if _are_one_name(topics):
             keys, values, times = columns
             yield topics[0], keys, values, times, np.arange(len(topics))
             return
@@ -68,7 +69,7 @@ class Tray:
             places.setdefault(topic if isinstance(topic, str) else None, []).append(place)
         for topic, chosen in places.items():
             keys, values, times = ([column[place] for place in chosen] for column in columns)
-            yield topic, keys, values, times, np.array(chosen)
+            yield topic if is_name(topic) else None, keys, values, times, np.array(chosen)
 
 
 class Intake:
@@ -109,6 +110,19 @@ class Intake:
                 tray = self.tray
                 tray.rows += row
 
+    def withdraw(self, tray: Tray, row: Row) -> bool:
+        """Take back a record that was appended to `tray`: it is not sent until it is placed. False if it is on its way.
+
+        It takes a tray whose first record has not been placed: the senders of the others notice, and place them anew.
+        """
+        with self._lock:
+            if tray is not self.tray:
+                return not 0 <= _end_of(row, tray.rows) <= tray.taken
+            if tray.limit or self._sealed:
+                return False
+            self.disown()
+            return True
+
     def take(self) -> Tray | None:
         """Take the records that have come; None if none have."""
         with self._lock:
@@ -134,6 +148,13 @@ class Intake:
         tray.taken = len(tray.rows)
         tray.receipt.count = tray.taken // WIDTH
         return tray
+
+
+def _are_one_name(topics: list[Any]) -> bool:
+    try:
+        return is_name(topics[0]) and topics.count(topics[0]) == len(topics)
+    except Exception:  # whatever was given instead of a name compares as it likes: an array raises
+        return False
 
 
 def _end_of(row: Row, rows: list[Any]) -> int:

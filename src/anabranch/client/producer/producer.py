@@ -21,7 +21,7 @@ from anabranch.client.producer.delivery import ColumnsMetadata, TableDelivery, m
 from anabranch.client.producer.driver import SendingDriver, given_up
 from anabranch.client.producer.intake import RECORDS_MAX, WIDTH, Intake
 from anabranch.client.producer.outcome import News
-from anabranch.client.producer.records import Options, Outgoing
+from anabranch.client.producer.records import NO_NAME, Options, Outgoing, is_name
 from anabranch.client.producer.rows import NOT_CHOSEN, ColumnNames, Header, RecordMetadata
 from anabranch.client.producer.transactions import MAY, Phase, PreparedTransaction, Transactions, group_of
 from anabranch.client.settings import ProducerSettings, as_keywords, configured_by
@@ -94,6 +94,7 @@ class Producer:
         """
         self._check_open()
         self.check_transaction()
+        _check_name(topic)
         promise: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if type(key) is not bytes and key is not None:
             key = as_bytes(key, "key")
@@ -139,6 +140,7 @@ class Producer:
         self._check_open()
         if self._transactions is not None:
             self._transactions.check("send")
+        _check_name(topic)
         self._driver.start()
         delivery = TableDelivery(topic, promise, self._open.generation)
         delivery.open_count = left = table.num_rows
@@ -215,6 +217,10 @@ class Producer:
             share = self._buffer_memory // WAITING_SHARE
             intake.limit = WIDTH * min(RECORDS_MAX, 1 + share * count // max(size, 1))
 
+    async def take_now(self) -> None:
+        """Append the records that other threads have sent, for one that waits for this."""
+        self.take_waiting()
+
     @property
     def is_full(self) -> bool:
         """Whether the sender of the next record should wait for room."""
@@ -242,7 +248,7 @@ class Producer:
             raise self._driver.batcher.fatal
 
     async def wait_for_room(self) -> None:
-        """Wait while the buffer is full, at most `max.block.ms`."""
+        """Wait while the buffer is full, at most `max.block.ms`. Raises if the transaction has ended meanwhile."""
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
                 await self._driver.wait_for_room(self._check_open)
@@ -252,6 +258,7 @@ class Producer:
                 "(max.block.ms); the brokers take records more slowly than they come, or not at all"
             )
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text) from None
+        self.check_transaction()
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -358,6 +365,11 @@ class Producer:
             raise
         self._driver.batcher.transaction_ended()
         transactions.phase, transactions.why = Phase.READY, None
+
+
+def _check_name(topic: object) -> None:
+    if not (type(topic) is str and topic.isascii()) and not is_name(topic):
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, NO_NAME)
 
 
 def as_bytes(content: object, role: str) -> bytes:

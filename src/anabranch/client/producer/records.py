@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _INT64_END = 1 << 63
 
 
+NO_NAME = "the name of a topic is a str that has a form in UTF-8"
+
+
 class Promise(Protocol):
     """A future, of asyncio or of a thread."""
 
@@ -65,6 +68,17 @@ Outgoing: TypeAlias = tuple[str, bytes | None, bytes | None, int, Sequence[Heade
 
 A plain tuple, which is made for every record in a tenth of the time of a named one.
 """
+
+
+def is_name(topic: object) -> bool:
+    """Whether a request can name a topic so; otherwise no request could be made for it and the topics beside it."""
+    if not isinstance(topic, str):
+        return False
+    try:
+        topic.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def record_size(record: Outgoing) -> int:
