@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from functools import wraps
@@ -361,3 +362,64 @@ async def copy(broker: BrokerProcess, kill_after: int | None) -> int:
                 position += 10
                 done += 1
             return position
+
+
+def test_what_threads_send_while_others_commit_is_committed_once_or_refused(broker: BrokerProcess) -> None:
+    """A record taken between the flush and the end was sent all the same: the producer was of no use from then on."""
+    with sync.Admin(at(broker)) as admin, WireClient(broker.port) as client:
+        admin.create_topics("threads", partitions=1)
+        stopped = threading.Event()
+        sent: list[list[sync.Outcome[Any]]] = [[], [], []]
+        refused: set[ErrorCode] = set()
+        with sync.Producer(at(broker), transactional_id="threads", linger_ms=0, buffer_memory=50_000) as producer:
+
+            def sender(number: int) -> None:
+                while not stopped.is_set():
+                    try:
+                        value = f"{number} {len(sent[number])}"
+                        sent[number].append(producer.send("threads", value, key=b"k"))
+                    except ApiError as error:
+                        refused.add(error.code)
+                        time.sleep(0.0005)
+
+            producer.init_transactions()
+            threads = [threading.Thread(target=sender, args=(number,)) for number in range(len(sent))]
+            for thread in threads:
+                thread.start()
+            try:
+                for _ in range(60):
+                    producer.begin_transaction()
+                    time.sleep(0.003)
+                    producer.commit_transaction()
+            finally:
+                stopped.set()
+                for thread in threads:
+                    thread.join()
+            assert all(outcome.exception(0) is None for outcomes in sent for outcome in outcomes)
+            assert min(map(len, sent)) > 60 and refused == {ErrorCode.INVALID_TXN_STATE}
+        found = [value.decode().split() for value in committed(client, "threads", 0)]
+        for number, outcomes in enumerate(sent):
+            assert [int(n) for by, n in found if int(by) == number] == list(range(len(outcomes)))
+
+
+def test_a_record_that_comes_after_the_end_of_its_transaction_is_not_sent(broker: BrokerProcess) -> None:
+    """As that of a thread which looked at the transaction before its end; the next flush says that it is lost."""
+    with (
+        sync.Admin(at(broker)) as admin,
+        WireClient(broker.port) as client,
+        sync.Producer(at(broker), transactional_id="late", linger_ms=0) as producer,
+    ):
+        admin.create_topics("late", partitions=1)
+        producer.init_transactions()
+        with producer.transaction():
+            producer.send("late", b"early")
+        row = "late", None, b"late", time.time()
+        before = producer._intake.tray
+        before.rows.extend(row)
+        tray, _ = producer._intake.place(before, row)
+        with pytest.raises(DeliveryError, match="the transaction has ended meanwhile"), producer.transaction():
+            pass
+        assert isinstance(tray.receipt.error(0), ApiError)
+        with producer.transaction():
+            producer.send("late", b"next")
+        until_committed(client, "late", [b"early", b"next"])

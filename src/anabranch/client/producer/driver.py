@@ -20,7 +20,7 @@ from anabranch.client.producer.delivery import OpenRecords
 from anabranch.client.producer.intake import Tray
 from anabranch.client.producer.records import NO_NAME, Gathered, Outgoing, Records, gather, record_size
 from anabranch.client.producer.rows import Chance, Columns, ColumnsPart, EncodeSettings, encode_columns
-from anabranch.client.producer.transactions import Phase, Transactions
+from anabranch.client.producer.transactions import MAY, Phase, Transactions
 from anabranch.client.settings import ProducerSettings, taken
 from anabranch.machines.clients.sending import (
     Batcher,
@@ -128,6 +128,8 @@ class SendingDriver:
 
     def append_tray(self, tray: Tray) -> int:
         """Append the records that other threads have sent; return their size."""
+        if self._too_late(tray):
+            return 0
         now, size_max = self._now_ms(), self._encode_settings.batch_size
         total = 0
         for topic, keys, values, times, places in tray.by_topic():
@@ -144,6 +146,24 @@ class SendingDriver:
                         self._append(topic, [part], part.record_count, size, now)
                         total += size
         return total
+
+    def _too_late(self, tray: Tray) -> bool:
+        """Whether the transaction has ended since its senders looked at it: then its records fail.
+
+        They count as lost, but not if all records of the transaction are.
+        """
+        import numpy as np
+
+        transactions = self._transactions
+        try:
+            if transactions is not None:
+                transactions.check("take")
+            return False
+        except ApiError as error:
+            tray.receipt.failed(np.arange(tray.receipt.count), error)
+            if transactions is not None and transactions.phase is not Phase.SPOILT:
+                self.open.failed(error, tray.receipt.count)
+            return True
 
     def _refuse(self, tray: Tray, places: NDArray[np.int64], error: ApiError) -> None:
         tray.receipt.failed(places, error)
@@ -185,7 +205,7 @@ class SendingDriver:
     def spoil(self, error: BaseException) -> None:
         """Report the loss of a record of the open transaction: send no more records of the transaction."""
         transactions = self._transactions
-        if transactions is not None and transactions.phase is Phase.OPEN:
+        if transactions is not None and transactions.phase in MAY["take"]:
             cause = error if isinstance(error, Exception) else given_up(0)
             transactions.spoil(cause)
             text = f"the transaction must be aborted, because of an earlier error: {cause}"

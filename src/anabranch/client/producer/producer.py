@@ -258,7 +258,8 @@ class Producer:
                 "(max.block.ms); the brokers take records more slowly than they come, or not at all"
             )
             raise ApiError(ErrorCode.REQUEST_TIMED_OUT, text) from None
-        self.check_transaction()
+        if self._transactions is not None:
+            self._transactions.check("take")
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -294,8 +295,7 @@ class Producer:
         If `max.block.ms` pass without a response, the commit can be repeated.
         """
         transactions = self._transactional("commit")
-        self.take_waiting()
-        await self.flush()
+        await self._flush_all(transactions)
         transactions.check("commit")
         transactions.phase = Phase.COMMITTING
         try:
@@ -311,16 +311,15 @@ class Producer:
         This producer can only be closed then. Raises `DeliveryError` if a record was not delivered; then abort.
         """
         transactions = self._transactional("commit")
-        self.take_waiting()
-        await self.flush()
+        await self._flush_all(transactions)
         transactions.check("commit")
         return transactions.prepare()
 
     async def abort_transaction(self) -> None:
         """Abort the open transaction: its records are never visible under read_committed, and unsent ones fail."""
         transactions = self._transactional("abort")
-        transactions.spoil(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "it is being aborted"))
         self.take_waiting()
+        transactions.spoil(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "it is being aborted"))
         self._driver.batcher.abandon(ApiError(ErrorCode.OPERATION_NOT_ATTEMPTED, "the transaction was aborted"))
         self._driver.pump()
         self._open.forget_failures()
@@ -352,6 +351,22 @@ class Producer:
             raise ApiError(ErrorCode.INVALID_TXN_STATE, "this producer has no transactional.id: make one that has")
         self._transactions.check(action)
         return self._transactions
+
+    async def _flush_all(self, transactions: Transactions) -> None:
+        """Wait until no record of the open transaction is without an outcome; `send` refuses more."""
+        if transactions.phase is Phase.OPEN:
+            transactions.phase = Phase.FLUSHING
+        try:
+            await self.flush()
+            self.take_waiting()
+            while self._open.count:
+                await self.flush()
+                self.take_waiting()
+            self._open.raise_failures()
+        except BaseException:
+            if transactions.phase is Phase.FLUSHING:
+                transactions.phase = Phase.OPEN
+            raise
 
     async def _ended(self, transactions: Transactions, *, commit: bool) -> None:
         try:

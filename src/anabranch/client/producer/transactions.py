@@ -1,8 +1,12 @@
 """A producer's side of its transactions: the requests to their coordinator, and the calls that each phase allows.
 
-    NEW ──init──► READY ──begin──► OPEN ──commit──► COMMITTING ──► READY
-                                    ├─ a record failed, abort ─► SPOILT ──► READY        FENCED is the end
-                                    └─ prepare ─► PREPARED: another process ends it (`end_prepared`)
+    NEW ──init──► READY ──begin──► OPEN ──commit──► FLUSHING ──► COMMITTING ──► READY    FENCED is the end
+                                    ├─ a record failed, abort ─► SPOILT ──► READY
+                                    └─ prepare ─► FLUSHING ──► PREPARED: another process ends it (`end_prepared`)
+
+The rule: a transaction ends when none of its records is open, and a record that comes later is not sent. So nothing is
+sent from FLUSHING on; a `send` that began before, in another thread or waiting for room, is taken until the end of
+FLUSHING. One that is later still fails.
 
 Requests are repeated until `max.block.ms` are over: the coordinator recognizes those that it has carried out. Every
 coordinator request is safe to repeat, so a lost response never decides anything.
@@ -67,6 +71,8 @@ class Phase(Enum):
     NEW = auto()
     READY = auto()
     OPEN = auto()
+    FLUSHING = auto()
+    """The commit waits until all records are delivered."""
     COMMITTING = auto()
     """The commit was requested, and its outcome may be unknown: only the commit can be requested again."""
     SPOILT = auto()
@@ -102,6 +108,13 @@ WHY_NOT = {
     (Phase.NEW, "commit"): "no transaction is open: call init_transactions, then begin_transaction",
     (Phase.OPEN, "begin"): "a transaction is open already: commit or abort it first",
     (Phase.OPEN, "init"): "a transaction is open: commit or abort it first",
+    (Phase.FLUSHING, "begin"): "the last transaction is being committed: call commit_transaction until it is",
+    (Phase.FLUSHING, "init"): "a transaction is being committed: call commit_transaction until it is",
+    (Phase.FLUSHING, "send"): "the transaction is being committed",
+    (Phase.COMMITTING, "take"): "the transaction was committed meanwhile",
+    (Phase.READY, "take"): "the transaction has ended meanwhile",
+    (Phase.PREPARED, "take"): "the transaction is prepared, for another process to end",
+    (Phase.SPOILT, "take"): "the transaction cannot be committed any more",
     (Phase.COMMITTING, "begin"): "the last transaction is being committed: call commit_transaction until it is",
     (Phase.COMMITTING, "send"): "the transaction is being committed",
     (Phase.COMMITTING, "abort"): "the transaction may be committed already: call commit_transaction until it is",
@@ -118,8 +131,9 @@ MAY = {
     "init": {Phase.NEW, Phase.READY},
     "begin": {Phase.READY},
     "send": {Phase.OPEN},
-    "commit": {Phase.OPEN, Phase.COMMITTING},
-    "abort": {Phase.OPEN, Phase.SPOILT},
+    "take": {Phase.OPEN, Phase.FLUSHING},
+    "commit": {Phase.OPEN, Phase.FLUSHING, Phase.COMMITTING},
+    "abort": {Phase.OPEN, Phase.FLUSHING, Phase.SPOILT},
 }
 
 
@@ -162,7 +176,7 @@ class Transactions:
 
     def spoil(self, error: Exception) -> None:
         """Mark the open transaction as abort-only: one of its records is lost."""
-        if self.phase in (Phase.OPEN, Phase.COMMITTING):
+        if self.phase in (Phase.OPEN, Phase.FLUSHING, Phase.COMMITTING):
             self.phase, self.why = Phase.SPOILT, error
 
     def fence(self, error: Exception) -> None:

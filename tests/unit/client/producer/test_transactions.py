@@ -39,7 +39,7 @@ def test_only_an_open_transaction_is_spoilt_and_a_fenced_producer_stays_so(phase
     transactions = in_phase(phase)
     reason = ValueError("lost")
     transactions.spoil(reason)
-    spoilt = phase in (Phase.OPEN, Phase.COMMITTING)
+    spoilt = phase in (Phase.OPEN, Phase.FLUSHING, Phase.COMMITTING)
     assert transactions.phase is (Phase.SPOILT if spoilt else phase)
     assert (transactions.why is reason) == spoilt
     transactions.fence(reason)
