@@ -9,18 +9,35 @@ import time
 from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+from anabranch.protocol.messages.consumer_group_position import (
+    ConsumerGroupPositionRequest,
+    ConsumerGroupPositionRequestPartition,
+    ConsumerGroupPositionRequestTopic,
+)
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from tests.support.broker import BrokerProcess, running
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient
 
-TOPIC, COUNT = "wide", 12_000
+TOPIC, COUNT, GROUP = "wide", 12_000, "g"
 TIMEOUT_MS, TIMEOUT_S = 112_000, 120.0
 UPKEEP_MS = 300
 PARTITIONS = "kafka_server_replicamanager_partitioncount"
@@ -66,3 +83,87 @@ def test_a_wide_topic_is_configured_emptied_kept_up_and_deleted_in_short_steps(t
             time.sleep(2 * UPKEEP_MS / 1000)  # The upkeep forgets what is remembered of the partitions removed.
 
         in_short_steps(broker, there_and_back)
+
+
+def beat(
+    client: WireClient, member_id: str, epoch: int, owned: list[TopicPartitions] | None = None
+) -> ConsumerGroupHeartbeatResponse:
+    """A heartbeat of a member, until the coordinator is loaded; it joins at epoch 0."""
+    joins = epoch == 0
+    request = ConsumerGroupHeartbeatRequest(
+        group_id=GROUP,
+        member_id=member_id,
+        member_epoch=epoch,
+        rebalance_timeout_ms=60_000 if joins else -1,
+        subscribed_topic_names=[TOPIC] if joins else None,
+        topic_partitions=owned,
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        answer: ConsumerGroupHeartbeatResponse = client.call(request)
+        if answer.error_code not in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR):
+            assert answer.error_code == ErrorCode.NONE, answer
+            return answer
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def owned_by(answer: ConsumerGroupHeartbeatResponse) -> list[TopicPartitions]:
+    """The partitions that an answer gives a member, as the member reports them."""
+    assert answer.assignment is not None
+    given = answer.assignment.topic_partitions
+    return [TopicPartitions(topic_id=it.topic_id, partitions=list(it.partitions)) for it in given]
+
+
+def count(owned: list[TopicPartitions]) -> int:
+    return sum(len(it.partitions) for it in owned)
+
+
+def test_a_group_on_a_wide_topic_is_joined_shared_described_and_left_in_short_steps(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port, 120) as client, WireClient(broker.port, 120) as other:
+        client.create(TOPIC, COUNT)
+        while client.call(FindCoordinatorRequest(coordinator_keys=[GROUP])).coordinators[0].error_code:
+            time.sleep(0.05)
+        members = (f"member-{number}" for number in range(1_000))
+
+        def joined_shared_and_left() -> None:
+            one, two = next(members), next(members)
+            first = beat(client, one, 0, [])
+            assert count(owned_by(first)) == COUNT
+            beat(client, one, first.member_epoch, owned_by(first))
+            second = beat(other, two, 0, [])
+            told = beat(client, one, first.member_epoch)
+            moved = beat(client, one, first.member_epoch, owned_by(told))
+            given = beat(other, two, second.member_epoch)
+            assert count(owned_by(moved)) == count(owned_by(given)) == COUNT // 2
+            positions = [
+                ConsumerGroupPositionRequestPartition(partition=number, need_position=True) for number in range(COUNT)
+            ]
+            asked = ConsumerGroupPositionRequest(
+                group_id=GROUP,
+                generation_id=moved.member_epoch,
+                member_id=one,
+                topics=[ConsumerGroupPositionRequestTopic(topic=TOPIC, partitions=positions)],
+            )
+            answer = client.call(asked)
+            assert answer.error_code == ErrorCode.NONE and len(answer.topics[0].partitions) == COUNT
+            described = client.call(ConsumerGroupDescribeRequest(group_ids=[GROUP])).groups[0]
+            assert described.group_state == "Stable" and len(described.members) == 2
+            beat(other, two, -1)
+            beat(client, one, -1)
+
+        in_short_steps(broker, joined_shared_and_left)
+        last = beat(client, "last", 0, [])
+        offsets = [
+            OffsetCommitRequestPartition(partition_index=number, committed_offset=0, committed_metadata="")
+            for number in range(COUNT)
+        ]
+        committing = OffsetCommitRequest(
+            group_id=GROUP,
+            generation_id_or_member_epoch=last.member_epoch,
+            member_id="last",
+            topics=[OffsetCommitRequestTopic(name=TOPIC, topic_id=client.metadata(TOPIC).topic_id, partitions=offsets)],
+        )
+        committed = in_short_steps(broker, lambda: client.call(committing))
+        assert {it.error_code for it in committed.topics[0].partitions} == {ErrorCode.NONE}
+    assert not broker.said("error")

@@ -178,7 +178,11 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
 
     broker: Broker
 
-    def ask(self, decide: Callable[[Coordinator, int], Outcome[Any, CoordinatorRecord]]) -> Any:
+    def ask(
+        self,
+        decide: Callable[[Coordinator, int], Outcome[Any, CoordinatorRecord]],
+        weigh: Callable[[Coordinator], int] | None = None,
+    ) -> Any:
         broker, world = self.broker, self.broker.world
         if broker.shard is not self:  # Its process is dead, and thawed at the end of the simulation to be cancelled.
             raise ApiError(ErrorCode.NOT_COORDINATOR)
@@ -187,7 +191,7 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
             assert machine is None or isinstance(machine, WatchedCoordinator)
             if machine is not None:
                 machine.step = None
-            reply = super().ask(decide)
+            reply = super().ask(decide, weigh)
             assert machine is not None
             if machine.step is not None:
                 cause, _, outcome = machine.step

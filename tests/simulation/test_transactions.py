@@ -33,7 +33,8 @@ from anabranch.protocol.messages.end_txn import EndTxnRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.coordinators.durable_replies import DurableReplies
-from anabranch.server.coordinators.shard import RecordCodec, Shard
+from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.shard import Shard
 from anabranch.server.partitions import partition as shipped
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.interface import Slice

@@ -119,6 +119,11 @@ class Collector:
         return max(1, sys.getallocatedblocks() - self._known())
 
 
+def look_at_young() -> None:
+    """Look at the young objects in this thread: the loop need not look at those that work in a thread has left."""
+    gc.collect(YOUNGEST)
+
+
 @contextmanager
 def collector_paused() -> Iterator[None]:
     """Collect no garbage meanwhile: the collector would scan the same new objects again and again."""

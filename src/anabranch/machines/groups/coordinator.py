@@ -51,6 +51,7 @@ from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.starts import Starts
 from anabranch.machines.groups.waiting import with_waiting
+from anabranch.machines.groups.weights import Weights
 from anabranch.machines.outcome import Draft, Outcome, Parked
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.consumer_group_heartbeat import (
@@ -79,7 +80,7 @@ Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
 
-class Coordinator(AskedPositions, HeardResets, OffsetRequests):
+class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
     """A shard; see the module."""
 
     def __init__(self, settings: GroupSettings, image: Image | None = None, regexes: Regexes | None = None) -> None:
@@ -95,14 +96,14 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             session_timeout_max_ms=settings.max_session_timeout_ms,
             size_max=settings.max_size,
         )
-        self._regexes = regexes or Regexes(settings.consumer_regex_length_max)
+        self.regexes = regexes or Regexes(settings.consumer_regex_length_max)
         self._lives: dict[str, Live] = {}
         self.starts = Starts()
-        self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self._regexes)
+        self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self.regexes)
         self.offsets.on_commit = self.keeper.committed
         self.ranged = RangedCommits(self.groups, self.offsets, self.keeper)
         self.offsets.on_full = self.ranged.full
-        self.settling = Settling(self.groups, self.offsets, self.starts, self._regexes)
+        self.settling = Settling(self.groups, self.offsets, self.starts, self.regexes)
         self.expiry = Expiry(
             self.groups,
             self.offsets,
@@ -222,7 +223,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         self.settling.topics_changed(before, draft, now_ms)
         differing = image.differences(before)
         for group in list(self.groups.values()):
-            if isinstance(group, ConsumerGroup) and concerned(group, differing, self._regexes):
+            if isinstance(group, ConsumerGroup) and concerned(group, differing, self.regexes):
                 step = self._step(group, now_ms)
                 if step.look_at_topics():
                     step.assign()
@@ -394,7 +395,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
             group,
             live,
             image=self.image,
-            regexes=self._regexes,
+            regexes=self.regexes,
             settings=self.settings,
             gate=Gate(self.keeper, group, now_ms, room),
             now_ms=now_ms,
@@ -548,7 +549,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests):
         if group is None or not group.members:
             return frozenset()
         if isinstance(group, ConsumerGroup):
-            return subscriptions(group, self.image, self._regexes)
+            return subscriptions(group, self.image, self.regexes)
         return classic.subscribed_topics(group)
 
     def _end(self, group: Group | None, group_id: str, draft: Draft[CoordinatorRecord], now_ms: int) -> None:

@@ -141,7 +141,11 @@ class Image:
         if not self.history or not self.history[0].version <= version + 1 <= self.version <= self.history[-1].version:
             return None
         first = version + 1 - self.history[0].version
-        names = [change.names for change in islice(self.history, first, first + self.version - version)]
+        # At once: another thread may add to the history, which drops the oldest change then.
+        changes = list(islice(self.history, first, first + self.version - version))
+        if [change.version for change in (*changes[:1], *changes[-1:])] != [version + 1, self.version]:
+            return None
+        names = [change.names for change in changes]
         return names[0] if len(names) == 1 else frozenset().union(*names)
 
     def differences(self, before: Image) -> frozenset[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -63,6 +64,9 @@ Partition = tuple[str, int]
 class Unread(Protocol):
     """The positions that a log was loaded with (`unread.Unread`)."""
 
+    def count(self, group_id: str) -> int:
+        """About how many records that are; 0 when they were taken."""
+
     def take(self, group_id: str) -> Mapping[bytes, bytes | None]:
         """The last value of every key of a group, once."""
 
@@ -88,6 +92,8 @@ class Positions:
     """Bytes of memory for the positions that were read, those of open transactions included."""
     unread: Unread | None = None
     """The positions of the loaded log that no request has needed yet."""
+    _reading: Lock = field(default_factory=Lock)
+    """Held while those of a group are read: a decision that is made in a thread may need them with another reader."""
 
     def __eq__(self, other: object) -> bool:
         """Whether the same is committed, and the same is pending."""
@@ -122,6 +128,10 @@ class Positions:
         """Whether an open transaction has committed anything for the group."""
         return any(groups.get(group_id) for groups in self._pending.values())
 
+    def pending_count(self, producer_id: int) -> int:
+        """How many commits the open transaction of a producer holds."""
+        return sum(map(len, self._pending.get(producer_id, {}).values()))
+
     def of_group(self, group_id: str) -> Mapping[Partition, Position]:
         """Everything that a group has committed, by topic and partition: to be looked at, as it changes."""
         return self._of(group_id)
@@ -144,11 +154,23 @@ class Positions:
 
     def _of(self, group_id: str) -> dict[Partition, Position]:
         if self.unread is not None:
-            for raw_key, raw_value in self.unread.take(group_id).items():
-                record = decode_record(raw_key, raw_value)
-                assert record is not None
-                self._put(group_id, (record.key.topic, record.key.partition), record.value)
+            with self._reading:
+                self._read(group_id)
         return self._of_group.get(group_id, {})
+
+    def _read(self, group_id: str) -> None:
+        for raw_key, raw_value in () if self.unread is None else self.unread.take(group_id).items():
+            record = decode_record(raw_key, raw_value)
+            assert record is not None
+            self._put(group_id, (record.key.topic, record.key.partition), record.value)
+
+    def read_of_group(self, group_id: str) -> Mapping[Partition, Position]:
+        """What was read of a group, or committed since."""
+        return self._of_group.get(group_id, {})
+
+    def unread_count(self, group_id: str) -> int:
+        """About how many positions of a group are still to be read: the next look at any of them reads all."""
+        return 0 if self.unread is None else self.unread.count(group_id)
 
     def read_some(self, count: int) -> bool:
         """Read about `count` of the unread positions; whether more are left."""

@@ -90,6 +90,8 @@ class Questions:
     """The members that need a partition's position."""
     replied: dict[str, dict[At, Told]] = field(default_factory=dict)
     """By member, the positions of the last reply."""
+    known: int = 0
+    """The partitions that all parked questions name, each as often as it is named."""
     changes: int = 0
     """Counts questions that were parked or ended."""
 
@@ -98,6 +100,7 @@ class Questions:
         assert question.member_id not in self.parked
         self.parked[question.member_id] = question
         self.changes += 1
+        self.known += len(question.known)
         for at in question.known:
             self.askers.setdefault(at, set()).add(question.member_id)
 
@@ -109,6 +112,7 @@ class Questions:
         """Take a member's question out."""
         question = self.parked.pop(member_id, None)
         self.changes += question is not None
+        self.known -= 0 if question is None else len(question.known)
         for at in () if question is None else question.known:
             members = self.askers[at]
             members.discard(member_id)

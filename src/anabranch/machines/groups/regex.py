@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from itertools import islice
+from threading import Lock
 from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -48,6 +49,8 @@ class Regexes:
         """`names_size_max`: bytes for the names that all patterns match."""
         self.names_size = 0
         """Bytes for the names that are remembered."""
+        self._lock = Lock()
+        """Held for the bookkeeping alone: a decision that is made in a thread shares the memo with the loop."""
         self._length_max = length_max
         self._names_size_max = names_size_max
         self._compiled: dict[str, Callable[[str], bool]] = {}
@@ -64,9 +67,7 @@ class Regexes:
 
     def matches(self, pattern: str, image: Image) -> frozenset[str]:
         """The names that a pattern matches as a whole; internal topics, which begin with two underscores, never."""
-        known = self._matches.pop(pattern, None)
-        if known is not None:
-            self.names_size -= NAME_SIZE * len(known.names)
+        known = self._matches.get(pattern)
         differing = None if known is None else image.since(known.version)
         if known is None or differing is None:
             names = frozenset(self._matched(pattern, image.by_name))
@@ -98,13 +99,15 @@ class Regexes:
         return [name for name in names if not name.startswith("__") and matches(name)]
 
     def _remember(self, pattern: str, image: Image, names: frozenset[str]) -> frozenset[str]:
-        self._matches[pattern] = _Matches(image.version, names)
-        self.names_size += NAME_SIZE * len(names)
-        while len(self._matches) > REMEMBERED_MAX or (
-            self.names_size > self._names_size_max and len(self._matches) > 1
-        ):
-            oldest = next(iter(self._matches))
-            self.names_size -= NAME_SIZE * len(self._matches.pop(oldest).names)
+        with self._lock:
+            before = self._matches.pop(pattern, None)
+            self._matches[pattern] = _Matches(image.version, names)
+            self.names_size += NAME_SIZE * (len(names) - (0 if before is None else len(before.names)))
+            while len(self._matches) > REMEMBERED_MAX or (
+                self.names_size > self._names_size_max and len(self._matches) > 1
+            ):
+                oldest = next(iter(self._matches))
+                self.names_size -= NAME_SIZE * len(self._matches.pop(oldest).names)
         return names
 
     def _compile(self, pattern: str) -> Callable[[str], bool]:
@@ -117,7 +120,8 @@ class Regexes:
                 f"The regular expression has {len(pattern)} characters; {self._length_max} are allowed.",
             )
         compiled = compile_pattern(pattern, memory_max=MEMORY_MAX)
-        if len(self._compiled) >= REMEMBERED_MAX:
-            del self._compiled[next(iter(self._compiled))]
-        self._compiled[pattern] = compiled
+        with self._lock:
+            if len(self._compiled) >= REMEMBERED_MAX:
+                del self._compiled[next(iter(self._compiled))]
+            self._compiled[pattern] = compiled
         return compiled

@@ -103,6 +103,10 @@ class Unread:
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
+    def count(self, group_id: str) -> int:
+        """About how many records `take` would return, those of the same key counted each; 0 when they were taken."""
+        return 0 if group_id in self._taken else len(self._of(_hash_of(group_id.encode())))
+
     def take(self, group_id: str) -> dict[bytes, bytes | None]:
         """The last value of every key of a group: once, then never again."""
         if group_id in self._taken:
@@ -110,8 +114,7 @@ class Unread:
         self._taken.add(group_id)
         name = group_id.encode()
         begin = len(name).to_bytes(2) + name
-        hashed, _ = _hashes(memoryview(name + bytes(8)), np.zeros(1, np.int64), np.array([len(name)]))
-        found = (self._pair(row) for row in self._of(hashed[0]).tolist())
+        found = (self._pair(row) for row in self._of(_hash_of(name)).tolist())
         return {key: value for key, value in found if key.startswith(begin, 2)}
 
     def names(self) -> set[str]:
@@ -160,6 +163,11 @@ class Unread:
     def _pair(self, row: int) -> tuple[bytes, bytes | None]:
         window = bisect_right(self._bounds, row) - 1
         return self._windows[window].pair(row - self._bounds[window])
+
+
+def _hash_of(name: bytes) -> np.uint64:
+    hashed: np.uint64 = _hashes(memoryview(name + bytes(8)), np.zeros(1, np.int64), np.array([len(name)]))[0][0]
+    return hashed
 
 
 def _hashes(data: memoryview, at: NDArray[np.int64], sizes: NDArray[np.int64]) -> tuple[Hashes, Hashes]:

@@ -19,6 +19,8 @@ from anabranch.protocol.messages.describe_groups import DescribedGroup
 from anabranch.protocol.messages.list_groups import ListedGroup
 
 CONSUMER_MEMBER, CLASSIC_MEMBER = 1, 0
+PARTITIONS_PER_MEMBER = 100
+"""Partitions of an assignment that take as long to describe as a member."""
 Group = ConsumerGroup | ClassicGroup
 
 
@@ -76,6 +78,13 @@ class ConsumerGroupView(NamedTuple):
     shares: Mapping[str, Shares] = {}
     """Those of the targets, by member, as these are."""
     image: Image | None = None
+
+    @property
+    def size(self) -> int:
+        """The members, and as many more as there are stretches of `PARTITIONS_PER_MEMBER` partitions."""
+        held = sum(len(numbers) for it in self.members for _, numbers in it.assigned)
+        targets = sum(len(numbers) for target in self.targets.values() for _, numbers in target)
+        return len(self.members) + (held + targets) // PARTITIONS_PER_MEMBER
 
     def described(self) -> DescribedConsumerGroup:
         """Describe the members, too: to be called once, in any thread."""

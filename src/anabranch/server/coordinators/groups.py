@@ -30,7 +30,8 @@ from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
 from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
 from anabranch.server.coordinators.member_metadata import WARNING_INTERVAL_S, MetadataAdmission, held_by
-from anabranch.server.coordinators.shard import RecordCodec, Shard
+from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.shard import Shard
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet, coordinator_partition
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.settings import Settings
@@ -388,7 +389,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         if self._images is None or not shard.active or shard.machine.image.version >= self._images.latest.version:
             return False
         image = self._images.latest
-        shard.tell(lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms))
+        shard.tell(
+            lambda coordinator, now_ms: coordinator.topics_changed(image, now_ms),
+            lambda coordinator: coordinator.weight_of_topics(image),
+        )
         return True
 
     def shard_of(self, key: str) -> Shard[Coordinator, CoordinatorRecord]:
@@ -498,4 +502,7 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
         marked=lambda coordinator, producer_id, now_ms: coordinator.marked(producer_id, now_ms),
         is_beside=is_individual,
         beside_empty=beside_empty,
+        timer_weight=lambda coordinator, key: coordinator.weight_of_timer(key),
+        marker_weight=lambda coordinator, producer_id: coordinator.weight_of_marker(producer_id),
+        loaded_weight=lambda coordinator: coordinator.weight_of_loading(),
     )

@@ -9,6 +9,7 @@
 - Some records may go to a second log, which is beside the first one as soon as its topic exists. It is a help, not a
   promise: a machine whose second log cannot be read begins without it, and what follows is said in a line of the log.
 - A request that is parked waits for the `Answer` with its ticket; when its connection is closed the ticket is dropped.
+- A decision that looks at much is made, and its records are applied, in a thread; what comes meanwhile waits (`turns`).
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
+from anabranch.runtime.collector import look_at_young
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies
 from anabranch.server.coordinators.follow_ups import FollowUps
-from anabranch.server.coordinators.replay import BULK_FROM_SIZE, Replay
+from anabranch.server.coordinators.loading import Loading
+from anabranch.server.coordinators.record_codec import Encoded, Machine, RecordCodec, apply_outcome
+from anabranch.server.coordinators.turns import Turns
 from anabranch.server.partitions.partition import Partition
-from anabranch.storage.interface import OfflineLogError, Slice, fetched
-
-if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is large.
-    from anabranch.server.coordinators.bulk_replay import BulkReplay
+from anabranch.storage.interface import OfflineLogError
 
 events = EventLogger("shard")
 RELOAD_DELAY_MS = 1_000
@@ -44,50 +45,12 @@ _RELOAD = object()
 """The key of the timer that ends the delay."""
 CATCH_UP_PAUSE_S = 0.01
 """The pause between two steps of applying the records deferred by loading."""
-APPLY_STEP = 500
-"""Records that are applied before the loop runs other tasks."""
+ON_LOOP_MAX = 300
+"""What a decision that is made on the loop may look at: partitions, at 5 to 10 microseconds each."""
 
 RecordT = TypeVar("RecordT")
-Taken = TypeVar("Taken", contravariant=True)
 Reply = TypeVar("Reply")
-
-
-class Machine(Protocol[Taken]):
-    """The pure machine of a shard: reads no clock and does no I/O."""
-
-    def apply(self, record: Taken, *, producer_id: int = -1) -> None:
-        """Fold a record; one with a producer id is pending until that producer's marker."""
-
-    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
-        """End a producer's transaction: its pending records count from now on, or never."""
-
-    def loaded(self, now_ms: int) -> Outcome[None, Any]:
-        """Handle the end of loading: set timers, and do the overdue work."""
-
-    def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Any]:
-        """Decide as the timer of `key` is due."""
-
-
 MachineT = TypeVar("MachineT", bound=Machine[Any])
-
-
-class RecordCodec(NamedTuple, Generic[RecordT]):
-    """Translates records to keys and values and back; `decode` returns None for unknown kinds."""
-
-    encode: Callable[[RecordT], tuple[bytes, bytes | None]]
-    decode: Callable[[bytes, bytes | None], RecordT | None]
-    make_index: Callable[[], Any] | None = None
-    """Make a `bulk_replay.Index` of records that a machine need not apply when it is loaded from a large log."""
-    adopt: Callable[[Any, Any], None] | None = None
-    """Give that index to the machine."""
-    catch_up: Callable[[Any], bool] | None = None
-    marked: Callable[[Any, int, int], Outcome[None, RecordT]] | None = None
-    """What the machine decides after a marker is applied, by the producer id and the time."""
-    is_beside: Callable[[RecordT], bool] | None = None
-    """Whether a record is one of the second log; None where there is none."""
-    beside_empty: Callable[[Any], None] | None = None
-    """Tell the machine, before `loaded`, that its second log has never had a record, as far as can be seen."""
-    """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
 
 
 class ShardState(Enum):
@@ -149,6 +112,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._failures = 0
         self._loading: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
+        self._turns = Turns(str(partition.name))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -165,36 +129,65 @@ class Shard(Generic[MachineT, RecordT]):
         assert self._machine is not None
         return self._machine
 
-    def ask(self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
-        """Decide, append, apply; the reply, or a future of it where it has to wait: for the disk, or parked.
+    def ask(
+        self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]], weigh: Callable[[MachineT], int] | None = None
+    ) -> Any:
+        """Decide, append, apply; the reply, or a future of it where it has to wait: for the disk, in line, or parked.
 
         Raises ApiError where the shard is not active or the log refuses the records; the future fails with it too.
+        `weigh`: how much the decision looks at; it is made in a thread where that is more than `ON_LOOP_MAX`.
         """
-        self._resume_log()
-        machine, now_ms = self.machine, self.now_ms()
-        return self._perform(decide(machine, now_ms), now_ms)
+        if self._turns.busy or (weigh is not None and weigh(self.machine) > ON_LOOP_MAX):
+            return self._turns.take(partial(self._decided_in_turn, self.machine, decide, weigh))
+        return self._decide(decide)
 
-    async def submit(self, decide: Callable[[MachineT, int], Outcome[Reply | Parked, RecordT]]) -> Reply:
+    async def submit(
+        self,
+        decide: Callable[[MachineT, int], Outcome[Reply | Parked, RecordT]],
+        weigh: Callable[[MachineT], int] | None = None,
+    ) -> Reply:
         """Decide, append, apply, and wait until the reply may be sent. Raises `ApiError` as `ask` does."""
-        answer = self.ask(decide)
+        answer = self.ask(decide, weigh)
         return await answer if isinstance(answer, asyncio.Future) else answer  # type: ignore[no-any-return]
 
-    def read(self, look: Callable[[MachineT, int], Reply]) -> Reply | asyncio.Future[Reply]:
-        """Read the machine; returns a future where the state read is not durable yet. ApiError as for `ask`."""
+    def read(
+        self, look: Callable[[MachineT, int], Reply], weigh: Callable[[MachineT], int] | None = None
+    ) -> Reply | asyncio.Future[Reply]:
+        """Read the machine; a future where that has to wait, or what is read is not durable. Otherwise as `ask`."""
+        if self._turns.busy or (weigh is not None and weigh(self.machine) > ON_LOOP_MAX):
+            return self._turns.take(partial(self._read_in_turn, self.machine, look, weigh))
         reply = look(self.machine, self.now_ms())
         return self._durable.when(reply)
 
-    def tell(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
+    def tell(
+        self, decide: Callable[[MachineT, int], Outcome[None, RecordT]], weigh: Callable[[MachineT], int] | None = None
+    ) -> None:
         """Submit a decision without a reply; a shard that is not active makes it when it is loaded."""
         if self.state is ShardState.ACTIVE:
-            self._decide_alone(decide)
+            self._decide_alone(decide, weigh)
 
     async def end_transaction(
         self, producer_id: int, producer_epoch: int, *, committed: bool, coordinator_epoch: int
     ) -> None:
         """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
+        machine = self.machine
+        write = partial(self._write_marker, producer_id, producer_epoch, committed, coordinator_epoch)
+        end = partial(machine.apply_marker, producer_id, producer_epoch, committed)
+        weight = 0 if self._codec.marker_weight is None else self._codec.marker_weight(machine, producer_id)
+        if self._turns.busy or weight > ON_LOOP_MAX:
+            work = partial(self._ended_in_turn, machine, producer_id, write, end)
+            await self._turns.take(work)
+        else:
+            write()
+            end()
+            self._marked(producer_id)
+        done = self._durable.when(None)
+        if done is not None:
+            await done
+
+    def _write_marker(self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int) -> None:
         self._resume_log()
-        machine, now_ms = self.machine, self.now_ms()
+        assert self.active
         marker = end_transaction_marker(
             producer_id,
             producer_epoch,
@@ -202,14 +195,83 @@ class Shard(Generic[MachineT, RecordT]):
             coordinator_epoch=coordinator_epoch,
             timestamp_ms=self._clock.now_ms(),
         )
-        self._append(marker, now_ms)
-        machine.apply_marker(producer_id, producer_epoch, committed)
-        if self._codec.marked is not None:
-            marked = self._codec.marked
-            self._decide_alone(lambda machine, now_ms: marked(machine, producer_id, now_ms))
-        done = self._durable.when(None)
-        if done is not None:
-            await done
+        self._append(marker, self.now_ms())
+
+    def _marked(self, producer_id: int) -> None:
+        """Decide what follows from a marker that is applied."""
+        marked = self._codec.marked
+        if marked is not None:
+            self._guarded(lambda: self._decide(lambda machine, now_ms: marked(machine, producer_id, now_ms)))
+
+    # -- in line -------------------------------------------------------------------------------------------------------
+
+    async def _decided_in_turn(
+        self,
+        machine: MachineT,
+        decide: Callable[[MachineT, int], Outcome[Any, RecordT]],
+        weigh: Callable[[MachineT], int] | None,
+    ) -> Any:
+        """Decide when the turn has come: in a thread if it is much, which only what waits in line can tell."""
+        self._check_is(machine)
+        if weigh is None or weigh(machine) <= ON_LOOP_MAX:
+            return self._decide(decide)
+        self._resume_log()
+        now_ms = self.now_ms()
+
+        def decided() -> tuple[Outcome[Any, RecordT], Encoded]:
+            outcome = decide(machine, now_ms)
+            return outcome, self._encoded(outcome)
+
+        outcome, encoded = await self._apart(machine, decided)
+        self._write(encoded, now_ms)
+        if outcome.records:
+            try:
+                await self._apart(machine, partial(apply_outcome, machine, outcome))
+            except ApiError:
+                raise
+            except Exception as error:
+                self._fail("a record could not be applied", error)
+                raise
+        return self._follow_up(outcome)
+
+    async def _read_in_turn(
+        self, machine: MachineT, look: Callable[[MachineT, int], Any], weigh: Callable[[MachineT], int] | None
+    ) -> Any:
+        self._check_is(machine)
+        if weigh is None or weigh(machine) <= ON_LOOP_MAX:
+            return self._durable.when(look(machine, self.now_ms()))
+        return self._durable.when(await self._apart(machine, partial(look, machine, self.now_ms())))
+
+    async def _ended_in_turn(
+        self, machine: MachineT, producer_id: int, write: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        self._check_is(machine)
+        write()
+        await self._apart(machine, end)
+        self._marked(producer_id)
+
+    async def _timer_in_turn(self, machine: MachineT, key: Hashable, mark: object) -> None:
+        if self._machine is machine and self._turns.still_rings(key, mark) and not self._follow_ups.holds(key):
+            await self._decided_in_turn(machine, *self._of_timer(key))
+
+    async def _apart(self, machine: MachineT, work: Callable[[], Reply]) -> Reply:
+        """Do something with the machine in a thread; ApiError if the shard has dropped the machine meanwhile."""
+
+        def done() -> Reply:
+            try:
+                return work()
+            finally:
+                look_at_young()
+
+        found = await asyncio.get_running_loop().run_in_executor(None, done)
+        self._check_is(machine)
+        return found
+
+    def _check_is(self, machine: MachineT) -> None:
+        """ApiError unless this is the machine still."""
+        if self._machine is not machine:
+            state = ShardState.FAILED if self.active else self.state
+            raise ApiError(state.value, MESSAGES[state])
 
     def _resume_log(self) -> None:
         """Resume the log after a failed sync, which cuts its unsynced records, before the next decision."""
@@ -220,28 +282,47 @@ class Shard(Generic[MachineT, RecordT]):
 
     # -- performing --------------------------------------------------------------------------------------------------
 
-    def _perform(self, outcome: Outcome[Any, RecordT], now_ms: int) -> Any:
-        machine = self._machine
-        assert machine is not None
+    def _decide(self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
+        """Decide, append, apply, follow up, at once."""
+        self._resume_log()
+        machine, now_ms = self.machine, self.now_ms()
+        outcome = decide(machine, now_ms)
         if outcome.records:
-            producer_id, producer_epoch = outcome.producer or (-1, -1)
-            is_beside = self._codec.is_beside
-            records: Sequence[RecordT] = outcome.records
-            if is_beside is not None and any(map(is_beside, records)):
-                self._append_beside([record for record in records if is_beside(record)], now_ms)
-                records = [record for record in records if not is_beside(record)]
-            if records:
-                pairs = [self._codec.encode(record) for record in records]
-                batch = encode_pairs(
-                    pairs, self._clock.now_ms(), producer_id=producer_id, producer_epoch=producer_epoch
-                )
-                self._append(batch, now_ms)
+            self._write(self._encoded(outcome), now_ms)
             try:
-                for record in outcome.records:
-                    machine.apply(record, producer_id=producer_id)
+                apply_outcome(machine, outcome)
             except Exception as error:
                 self._fail("a record could not be applied", error)
                 raise
+        return self._follow_up(outcome)
+
+    def _encoded(self, outcome: Outcome[Any, RecordT]) -> Encoded:
+        """Encode the records of an outcome: those of the second log as pairs, the others as a batch."""
+        producer_id, producer_epoch = outcome.producer or (-1, -1)
+        encode, is_beside = self._codec.encode, self._codec.is_beside
+        records: Sequence[RecordT] = outcome.records
+        beside: Sequence[RecordT] = ()
+        if is_beside is not None and any(map(is_beside, records)):
+            beside = [record for record in records if is_beside(record)]
+            records = [record for record in records if not is_beside(record)]
+        batch = None
+        if records:
+            batch = encode_pairs(
+                list(map(encode, records)),
+                self._clock.now_ms(),
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+            )
+        return Encoded(list(map(encode, beside)), batch)
+
+    def _write(self, encoded: Encoded, now_ms: int) -> None:
+        if encoded.beside:
+            self._append_beside(encoded.beside, now_ms)
+        if encoded.batch is not None:
+            self._append(encoded.batch, now_ms)
+
+    def _follow_up(self, outcome: Outcome[Any, RecordT]) -> Any:
+        """The reply of an outcome whose records are applied, or a future of it; effects, timers, answers."""
         reply = outcome.reply
         if isinstance(reply, Parked):
             reply = self._park(reply.ticket)
@@ -253,6 +334,7 @@ class Shard(Generic[MachineT, RecordT]):
         return reply
 
     def _order_timer(self, order: SetTimer | CancelTimer) -> None:
+        self._turns.ordered(order.key)
         if isinstance(order, SetTimer):
             self._timers.set(order.key, order.at_ms)
         else:
@@ -276,12 +358,11 @@ class Shard(Generic[MachineT, RecordT]):
         if partition.settings.fsync or partition.log.flush_due:
             self._durable.hasten(self._durable.log)
 
-    def _append_beside(self, records: Sequence[RecordT], now_ms: int) -> None:
+    def _append_beside(self, pairs: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> None:
         """Append to the second log, before anything to the first. ApiError where it takes no records.
 
         Tombstones need no log: what they delete is gone with it.
         """
-        pairs = [self._codec.encode(record) for record in records]
         log = self._open_beside()
         if log is None:
             if any(value is not None for _, value in pairs):
@@ -373,16 +454,44 @@ class Shard(Generic[MachineT, RecordT]):
     def _on_timer(self, key: Hashable) -> None:
         if key is _RELOAD:
             self.load_soon()
-        elif not self._follow_ups.holds(key):
-            self._decide_alone(lambda machine, now_ms: machine.on_timer(key, now_ms))
+        elif self._follow_ups.holds(key):
+            pass
+        elif self._turns.busy and self._machine is not None:
+            work = partial(self._timer_in_turn, self._machine, key, self._turns.rings(key))
+            self._turns.take(work).add_done_callback(self._alone_in_turn)
+        else:
+            self._decide_alone(*self._of_timer(key))
 
-    def _decide_alone(self, decide: Callable[[MachineT, int], Outcome[None, RecordT]]) -> None:
+    def _of_timer(
+        self, key: Hashable
+    ) -> tuple[Callable[[MachineT, int], Outcome[None, RecordT]], Callable[[MachineT], int] | None]:
+        """The decision of a timer, and what weighs it."""
+        weigh = self._codec.timer_weight
+        return lambda machine, now_ms: machine.on_timer(key, now_ms), None if weigh is None else (
+            lambda machine: weigh(machine, key)
+        )
+
+    def _decide_alone(
+        self, decide: Callable[[MachineT, int], Outcome[None, RecordT]], weigh: Callable[[MachineT], int] | None = None
+    ) -> None:
         """Make a decision that no request asked for; reload the shard if that fails, as no client would retry."""
+        self._guarded(lambda: self.ask(decide, weigh))
+
+    def _guarded(self, act: Callable[[], Any]) -> None:
         try:
-            self.ask(decide)
+            done = act()
         except ApiError:
             pass  # The log refused, and the shard is being reloaded.
         except Exception as error:
+            self._fail("decision failed", error)
+        else:
+            if isinstance(done, asyncio.Task):
+                done.add_done_callback(self._alone_in_turn)
+
+    def _alone_in_turn(self, done: asyncio.Future[Any]) -> None:
+        """A decision that no request asked for was made in line."""
+        error = None if done.cancelled() else done.exception()
+        if error is not None and not isinstance(error, ApiError):
             self._fail("decision failed", error)
 
     # -- loading and failing -----------------------------------------------------------------------------------------
@@ -391,7 +500,8 @@ class Shard(Generic[MachineT, RecordT]):
         """Read the log and become active; a failed attempt is repeated later."""
         began_ms = self._clock.monotonic_ms()
         try:
-            machine = await self._replayed()
+            loading = Loading(self.partition, self._find_beside, self._make(), self._codec, self._clock)
+            machine = await loading.machine()
         except (OSError, OfflineLogError, DecodeError) as error:
             self._fail("log not read", error)
             return
@@ -401,6 +511,7 @@ class Shard(Generic[MachineT, RecordT]):
         if self.state is ShardState.UNLOADED:
             return
         self._machine, self.state = machine, ShardState.ACTIVE
+        self.records_loaded = loading.records
         self.partition.watch(self._on_changed)
         self._durable.log.written = self.partition.log.end
         if self._codec.is_beside is not None:
@@ -410,85 +521,25 @@ class Shard(Generic[MachineT, RecordT]):
                 self._durable.hasten(log)
         self.load_ms = self._clock.monotonic_ms() - began_ms
         self._prepare(machine)
-        self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms))
+        self._decide_alone(lambda machine, now_ms: machine.loaded(now_ms), self._codec.loaded_weight)
         if self.active:
             self._failures = 0
-        if self._codec.catch_up is not None:
+        if self._codec.catch_up is not None and loading.is_deferred:
             work = self._catch_up(machine, self._codec.catch_up)
             self._catching_up = asyncio.get_running_loop().create_task(work, name=f"catch up {self.partition.name}")
 
     async def _catch_up(self, machine: MachineT, step: Callable[[MachineT], bool]) -> None:
-        """Apply the records deferred by loading, one step at a time, while the shard has this machine."""
+        """Apply the records deferred by loading, one step at a time, while the shard has this machine.
+
+        In a thread: those of a group, of which there may be many, are applied together.
+        """
         try:
-            while self._machine is machine and step(machine):
+            while await self._turns.take(lambda: self._apart(machine, partial(step, machine))):
                 await asyncio.sleep(CATCH_UP_PAUSE_S)
+        except ApiError:
+            pass  # The shard has dropped this machine.
         except Exception as error:
             self._fail("what was loaded is not sound", error)
-
-    async def _replayed(self) -> MachineT:
-        machine = self._make()
-        self.records_loaded = await self._read(self.partition, machine)
-        if self._codec.is_beside is not None:
-            beside = self._find_beside()
-            if beside is not None:
-                await self._read_beside(beside, machine)
-                if beside.log.end == 0 and self._codec.beside_empty is not None:
-                    self._codec.beside_empty(machine)
-        return machine
-
-    async def _read_beside(self, partition: Partition, machine: MachineT) -> None:
-        """Apply the second log, or go on without it."""
-        try:
-            self.records_loaded += await self._read(partition, machine)
-        except (OSError, OfflineLogError, DecodeError) as error:
-            events.error(
-                "log beside the coordinator's not read: work above committed offsets will be delivered again",
-                partition=partition.name,
-                reason=error,
-            )
-
-    async def _read(self, partition: Partition, machine: MachineT) -> int:
-        """Apply a log; return the number of its records. Nothing is applied of one that cannot be read."""
-        if partition.offline_reason is not None:
-            raise OSError(0, partition.offline_reason)
-        partition.log.resume(self._clock.now_ms())
-        codec = self._codec
-        slices = await fetched(partition.log.slices())
-        replay: Replay | BulkReplay | None = None
-        if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
-            replay = await self._in_bulk(machine, slices, partition)
-        if replay is None:
-            replay = Replay()
-            for _ in replay.scan(slices):
-                await asyncio.sleep(0)
-        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
-            record = codec.decode(key, value)
-            if record is not None:
-                machine.apply(record)
-            if not applied % APPLY_STEP:
-                await asyncio.sleep(0)
-        for held in replay.held():
-            record = codec.decode(held.key, held.value)
-            if record is not None:
-                machine.apply(record, producer_id=held.producer_id)
-        return replay.records
-
-    async def _in_bulk(self, machine: MachineT, slices: Sequence[Slice], partition: Partition) -> BulkReplay | None:
-        """Read a large log; None if it cannot be read in this way."""
-        bulk = await asyncio.get_running_loop().run_in_executor(
-            None, import_module, "anabranch.server.coordinators.bulk_replay"
-        )
-        is_first = partition is self.partition
-        index = None if self._codec.make_index is None or not is_first else self._codec.make_index()
-        replay: BulkReplay = bulk.BulkReplay(index)
-        try:
-            for _ in replay.scan(slices):
-                await asyncio.sleep(0)
-        except bulk.UnsuitedError:
-            return None
-        if self._codec.adopt is not None and is_first:
-            self._codec.adopt(machine, index)
-        return replay
 
     def _not_synced(self, error: BaseException) -> None:
         self._fail("records not synced", error)

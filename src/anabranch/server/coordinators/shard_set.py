@@ -20,7 +20,8 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
-from anabranch.server.coordinators.shard import MESSAGES, Machine, RecordCodec, Shard, ShardState
+from anabranch.server.coordinators.record_codec import Machine, RecordCodec
+from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 

@@ -15,7 +15,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.coordinators.deliveries import Deliveries
-from anabranch.server.coordinators.shard import RecordCodec
+from anabranch.server.coordinators.record_codec import RecordCodec
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet
 from anabranch.server.settings import Settings
 

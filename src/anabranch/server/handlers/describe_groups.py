@@ -52,6 +52,7 @@ class _Refused(NamedTuple, Generic[Shown]):
 
     group: Shown
     members: tuple[()] = ()
+    size: int = 0
 
     def described(self) -> Shown:
         return self.group
@@ -73,6 +74,7 @@ def handle_consumer_group_describe(
             group_id,
             lambda groups, now_ms: groups.view_consumer_group(group_id, now_ms),
             lambda code, message: refuse(group_id, code, message),
+            lambda groups: groups.weight_of_view(group_id),
         )
 
     def respond(views: list[View]) -> ConsumerGroupDescribeResponse | Large:
@@ -80,7 +82,7 @@ def handle_consumer_group_describe(
             groups = [each.described() for each in views]
             return ConsumerGroupDescribeResponse(groups=_authorized(groups, request.include_authorized_operations))
 
-        return _large_or_not(make, sum(len(each.members) for each in views))
+        return _large_or_not(make, sum(each.size for each in views))
 
     return _look_in_steps(request.group_ids, view, lambda found: len(found.members), respond)
 
@@ -199,11 +201,15 @@ def _authorized(groups: list[Described], asked: bool) -> list[Described]:
 
 
 def _read(
-    broker: BrokerContext, group_id: str, read: Callable[[Any, int], Any], refuse: Callable[[ErrorCode, str], Result]
+    broker: BrokerContext,
+    group_id: str,
+    read: Callable[[Any, int], Any],
+    refuse: Callable[[ErrorCode, str], Result],
+    weigh: Callable[[Any], int] | None = None,
 ) -> Result | Awaitable[Result]:
     """Read a group's machine, at once or when the state read is durable; `refuse` makes the result of an `ApiError`."""
     try:
-        found = broker.groups.shard_of(group_id).read(read)
+        found = broker.groups.shard_of(group_id).read(read, weigh)
     except ApiError as error:
         return refuse(error.code, error.message)
     return awaited(found, refuse) if isinstance(found, asyncio.Future) else found

@@ -34,7 +34,8 @@ from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatRes
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
-from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
+from anabranch.runtime.loop_steps import timed
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.member_metadata import heartbeat_size, join_size, sync_size
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
+Weigh = Callable[[Any], int]
+PARTITIONS_ENCODED_MAX = 1_000
+"""Partitions of an assignment that are encoded on the loop."""
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
 
 
@@ -59,6 +63,7 @@ def as_member(
     decide: Callable[[Any, int], Any],
     refuse: Refuse[Response],
     dropped: Callable[[], None] | None = None,
+    weigh: Weigh | None = None,
 ) -> Response | Awaitable[Response]:
     """Submit a member's request, unless the request may be older than another to an earlier coordinator."""
     try:
@@ -66,7 +71,7 @@ def as_member(
             raise CloseConnectionError("the coordinator of its group has begun anew")
     except ApiError as error:
         return refuse(error.code, error.message)
-    return submit(broker, group_id, decide, refuse, dropped)
+    return submit(broker, group_id, decide, refuse, dropped, weigh)
 
 
 def submit(
@@ -75,13 +80,17 @@ def submit(
     decide: Callable[[Any, int], Any],
     refuse: Refuse[Response],
     dropped: Callable[[], None] | None = None,
+    weigh: Weigh | None = None,
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot.
 
-    `dropped` is called if the connection ends while the response is awaited.
+    `dropped` is called if the connection ends while the response is awaited. `weigh` is as for `Shard.ask`; without it
+    the decision weighs what must be read of the group's offsets.
     """
     try:
-        answer = broker.groups.shard_of(group_id).ask(decide)
+        answer = broker.groups.shard_of(group_id).ask(
+            decide, weigh or (lambda groups: groups.weight_of_offsets(group_id))
+        )
     except ApiError as error:
         return refuse(error.code, error.message)
     return awaited(answer, refuse, dropped) if isinstance(answer, asyncio.Future) else answer
@@ -110,7 +119,7 @@ JOINING = 0
 
 def handle_consumer_group_heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse] | Apart:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large | Apart:
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
@@ -129,7 +138,7 @@ def handle_consumer_group_heartbeat(
 
 async def _heartbeat_matched(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext, matching: Matching
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large:
     """Find the topics of a new pattern before the coordinator, which does not wait, asks for them."""
     await broker.groups.match(matching)
     return _heartbeat(broker, request, call)
@@ -137,7 +146,9 @@ async def _heartbeat_matched(
 
 def _heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large:
+    for offer in request.client_assignors or ():
+        offer.metadata_bytes = bytes(offer.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
     answer = as_member(
         broker,
@@ -145,10 +156,26 @@ def _heartbeat(
         call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
+        weigh=lambda groups: groups.weight_of_heartbeat(request),
     )
     if request.member_epoch < 0:  # The member has left: what it held is free.
         broker.slices.freed(request.group_id)
-    return answer
+    return _maybe_large_later(answer) if hasattr(answer, "__await__") else _maybe_large(answer)
+
+
+async def _maybe_large_later(
+    answer: Awaitable[ConsumerGroupHeartbeatResponse],
+) -> ConsumerGroupHeartbeatResponse | Large:
+    return _maybe_large(await answer)
+
+
+def _maybe_large(answer: ConsumerGroupHeartbeatResponse) -> ConsumerGroupHeartbeatResponse | Large:
+    """The answer, which is encoded in a thread where it has a large assignment."""
+    told = answer.assignment
+    if told is None:
+        return answer
+    count = sum(len(it.partitions) for part in (told.topic_partitions, told.pending_topic_partitions) for it in part)
+    return answer if count <= PARTITIONS_ENCODED_MAX else Large(lambda: answer)
 
 
 def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatResponse:
@@ -166,6 +193,7 @@ def handle_prepare_assignment(
         call,
         lambda groups, now_ms: groups.prepare_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupPrepareAssignmentResponse(error_code=code, error_message=message),
+        weigh=lambda groups: groups.weight_of_group(request.group_id),
     )
 
 
@@ -173,6 +201,8 @@ def handle_install_assignment(
     broker: BrokerContext, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
     """Take the assignment that the member has computed."""
+    for assigned in request.members or ():
+        assigned.metadata_bytes = bytes(assigned.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
     return as_member(
         broker,
@@ -180,18 +210,29 @@ def handle_install_assignment(
         call,
         lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupInstallAssignmentResponse(error_code=code, error_message=message),
+        weigh=lambda groups: groups.weight_of_group(request.group_id),
     )
 
 
 def handle_consumer_group_position(
     broker: BrokerContext, request: ConsumerGroupPositionRequest, call: RequestContext
-) -> ConsumerGroupPositionResponse | Awaitable[ConsumerGroupPositionResponse]:
+) -> ConsumerGroupPositionResponse | Large | Awaitable[ConsumerGroupPositionResponse | Large]:
     """Take a member's positions, and answer those that it needs as soon as they are other than it knows.
 
     The coordinator keeps of a question what it will compare: the request, of which nothing is read, is freed meanwhile.
     """
     ticket = broker.groups.ticket()
     group_id, member_id = request.group_id, request.member_id
+    loop = asyncio.get_running_loop()
+    is_taken = is_in_line = False
+
+    def take(groups: Any, now_ms: int) -> Any:
+        nonlocal is_taken
+        outcome = groups.consumer_group_position(request, ticket, now_ms)
+        is_taken = True
+        if is_in_line:  # Perhaps in a thread.
+            loop.call_soon_threadsafe(timed(loop, "ConsumerGroupPosition", call.release))
+        return outcome
 
     def dropped() -> None:
         with contextlib.suppress(ApiError):
@@ -203,13 +244,29 @@ def handle_consumer_group_position(
         broker,
         group_id,
         call,
-        lambda groups, now_ms: groups.consumer_group_position(request, ticket, now_ms),
+        take,
         lambda code, message: ConsumerGroupPositionResponse(error_code=code),
         dropped,
+        weigh=lambda groups: groups.weight_of_position(request),
     )
-    if hasattr(answer, "__await__"):
+    is_in_line = True
+    if not hasattr(answer, "__await__"):
+        return _positions(answer)
+    if is_taken:
         call.release()
-    return answer
+    return _positions_later(answer)
+
+
+async def _positions_later(
+    answer: Awaitable[ConsumerGroupPositionResponse],
+) -> ConsumerGroupPositionResponse | Large:
+    return _positions(await answer)
+
+
+def _positions(answer: ConsumerGroupPositionResponse) -> ConsumerGroupPositionResponse | Large:
+    """The answer, which is encoded in a thread where it has many positions."""
+    count = sum(len(topic.partitions) for topic in answer.topics)
+    return large_or_not(lambda: answer, count)
 
 
 # -- the classic protocol --------------------------------------------------------------------------------------------
@@ -239,6 +296,7 @@ def handle_join_group(
         call,
         lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms),
         refuse,
+        weigh=lambda groups: groups.weight_of_classic(request.group_id, None),
     )
 
 
@@ -258,6 +316,7 @@ def handle_sync_group(
         call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
         lambda code, message: SyncGroupResponse(error_code=code),
+        weigh=lambda groups: groups.weight_of_classic(request.group_id, request.member_id),
     )
 
 
@@ -272,6 +331,7 @@ def handle_heartbeat(
         call,
         lambda groups, now_ms: groups.heartbeat(request, caller, now_ms),
         lambda code, message: HeartbeatResponse(error_code=code),
+        weigh=lambda groups: groups.weight_of_classic(request.group_id, request.member_id),
     )
 
 
@@ -286,4 +346,5 @@ def handle_leave_group(
         call,
         lambda groups, now_ms: groups.leave_group(request, caller, now_ms),
         lambda code, message: LeaveGroupResponse(error_code=code),
+        weigh=lambda groups: groups.weight_of_classic(request.group_id, None),
     )

@@ -209,7 +209,10 @@ async def _all_of(
     broker: BrokerContext, group: OffsetFetchRequestGroup, call: RequestContext
 ) -> OffsetFetchRequestGroup:
     """A question for all that a group has committed as one that names it; by id only topics that exist."""
-    committed = broker.groups.shard_of(group.group_id).read(lambda groups, now_ms: groups.committed(group.group_id))
+    committed = broker.groups.shard_of(group.group_id).read(
+        lambda groups, now_ms: groups.committed(group.group_id),
+        lambda groups: groups.weight_of_committed(group.group_id),
+    )
     names = await committed if isinstance(committed, asyncio.Future) else committed
 
     def by_topic() -> dict[str, list[int]]:
@@ -241,7 +244,8 @@ def _fetched(
 ) -> Any:
     try:
         return broker.groups.shard_of(group.group_id).read(
-            lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms)
+            lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms),
+            lambda groups: groups.weight_of_offsets(group.group_id),
         )
     except ApiError as error:
         return _refused(group, error)

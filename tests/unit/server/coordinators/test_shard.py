@@ -23,7 +23,8 @@ from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Counter
 from anabranch.server.coordinators import follow_ups
 from anabranch.server.coordinators import shard as shards
-from anabranch.server.coordinators.shard import RecordCodec, Shard, ShardState
+from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.shard import Shard, ShardState
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log import cleaner, replacing

@@ -39,7 +39,7 @@ class Groups:
             raise ApiError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "still loading")
         return self
 
-    def read(self, read: Callable[[Any, int], Any]) -> Any:
+    def read(self, read: Callable[[Any, int], Any], weigh: Callable[[Any], int] | None = None) -> Any:
         machine = SimpleNamespace(view_group=lambda group_id: ClassicGroupView(DescribedGroup(group_id=group_id)))
         found: ClassicGroupView = read(machine, 0)
         if found.group.group_id != "waits":
@@ -80,7 +80,7 @@ class Sized:
     def shard_of(self, group_id: str) -> Sized:
         return self
 
-    def read(self, read: Callable[[Any, int], Any]) -> Any:
+    def read(self, read: Callable[[Any, int], Any], weigh: Callable[[Any], int] | None = None) -> Any:
         return read(SimpleNamespace(view_consumer_group=self.view, view_group=self.view_classic), 0)
 
     def view(self, group_id: str, now_ms: int) -> ConsumerGroupView:

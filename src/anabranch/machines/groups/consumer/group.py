@@ -221,7 +221,7 @@ class ConsumerGroup:
             return GroupState.ASSIGNING
         if all(
             member.state is MemberState.STABLE and member.epoch in (self.target_epoch, LEFT_FOR_A_WHILE)
-            for member in self.members.values()
+            for member in list(self.members.values())  # Read while another thread applies a decision.
         ):
             return GroupState.STABLE
         return GroupState.RECONCILING

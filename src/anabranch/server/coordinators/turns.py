@@ -1,0 +1,93 @@
+"""The line of one shard: what is decided apart from the event loop, and what waits for it.
+
+Some decisions look at 100,000 partitions, and take a second. They are made in a thread, one of a shard at a time, while
+the loop goes on. The rules:
+- the machine has one decision at a time, as ever: what comes while one is made apart waits, in the order in which it
+  came, so that everything is decided, written and applied in that order;
+- a decision that is small, and finds nobody in line, is made at once, without any of this;
+- a timer that rang, and waits in line, is void when a decision before it has ordered another time for it, or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any
+
+Work = Callable[[], Awaitable[Any]]
+
+
+class Turns:
+    """The line of one shard; used within a running event loop only."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: of the shard."""
+        self._name = name
+        self._line: deque[tuple[Work, asyncio.Future[Any]]] = deque()
+        self._working: asyncio.Task[None] | None = None
+        self._rung: dict[Hashable, object] = {}
+        """Timers that wait in line, each with the turn that it has."""
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is decided apart, or waits for that."""
+        return self._working is not None
+
+    def take(self, work: Work) -> asyncio.Future[Any]:
+        """Have work done when everything before it is; a future of its reply, which may itself have to wait.
+
+        Work whose future was cancelled is done all the same, and nobody waits for its reply.
+        """
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[Any] = loop.create_future()
+        self._line.append((work, turn))
+        if self._working is None:
+            self._working = loop.create_task(self._work_off(), name=f"turns of {self._name}")
+        return loop.create_task(_reply(turn), name=f"turn of {self._name}")
+
+    async def _work_off(self) -> None:
+        try:
+            while self._line:
+                work, turn = self._line.popleft()
+                try:
+                    reply = await work()
+                except Exception as error:
+                    if not turn.done():
+                        turn.set_exception(error)
+                else:
+                    if not turn.done():
+                        turn.set_result(reply)
+                    elif isinstance(reply, asyncio.Future):
+                        reply.cancel()
+                del work, turn
+                await asyncio.sleep(0)
+        finally:
+            self._working = None
+
+    # -- timers --------------------------------------------------------------------------------------------------------
+
+    def rings(self, key: Hashable) -> object:
+        """Note that a timer rang and waits in line; the mark of its turn."""
+        mark = self._rung[key] = object()
+        return mark
+
+    def still_rings(self, key: Hashable, mark: object) -> bool:
+        """Whether a timer whose turn has come has no other time, and rang no second time."""
+        if self._rung.get(key) is not mark:
+            return False
+        del self._rung[key]
+        return True
+
+    def ordered(self, key: Hashable) -> None:
+        """Void the turn of a timer that is set anew, or canceled."""
+        if self._rung:
+            self._rung.pop(key, None)
+
+
+async def _reply(turn: asyncio.Future[Any]) -> Any:
+    reply = await turn
+    return await reply if isinstance(reply, asyncio.Future) else reply

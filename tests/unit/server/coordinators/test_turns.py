@@ -1,0 +1,199 @@
+"""What a shard decides in a thread, and what waits in line for it: the order, timers, failures, transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.machines.outcome import Outcome, SetTimer
+from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.shard import ON_LOOP_MAX
+from tests.unit.server.coordinators.test_shard import Pair, Toy, World, decode, encode, play, refused_with, until
+
+HEAVY = ON_LOOP_MAX + 1
+LONG_S = 30.0
+
+
+class Apart:
+    """A decision that is made in a thread, and lasts until it may end."""
+
+    def __init__(self, key: str = "apart") -> None:
+        self.key = key
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def decide(self, toy: Toy, now_ms: int) -> Outcome[str, Pair]:
+        self.threads.append(threading.current_thread())
+        self.began.set()
+        assert self.may_end.wait(LONG_S)
+        return toy.put(self.key, str(len(toy.values)))
+
+    async def asked(self, world: World) -> Any:
+        """The future of its reply, when it has begun."""
+        reply = world.shard.ask(self.decide, lambda toy: HEAVY)
+        await until(self.began.is_set)
+        return reply
+
+
+def in_line(world: World, story: Callable[[World, Apart, Any], Awaitable[None]]) -> None:
+    """Tell a story that begins with a decision in a thread, and its reply."""
+
+    async def told(world: World) -> None:
+        apart = Apart()
+        try:
+            await story(world, apart, await apart.asked(world))
+        finally:
+            apart.may_end.set()
+
+    play(world, told)
+
+
+def test_a_large_decision_is_made_in_a_thread_and_what_comes_meanwhile_waits_in_its_order(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        put = world.shard.ask(lambda toy, now_ms: toy.put("after", str(len(toy.values))))
+        world.shard.tell(lambda toy, now_ms: toy.put("told", str(len(toy.values))))
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        assert not reply.done() and not put.done() and world.shard.machine.values == {}
+        apart.may_end.set()
+        assert await reply == "put apart" and apart.threads != [threading.main_thread()]
+        assert await put == "put after"
+        await until(lambda: not world.shard._turns.busy)
+        assert list(world.shard.machine.values) == ["apart", "after", "told"]
+        assert await world.reloaded() == {"apart": "0", "after": "1", "told": "2"}
+        assert world.shard.ask(lambda toy, now_ms: Outcome("at once")) == "at once"
+
+    in_line(World(tmp_path), story)
+
+
+def test_the_reads_of_a_line_see_what_was_decided_before_them(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        seen = [world.shard.read(lambda toy, now_ms: dict(toy.values))]
+        put = asyncio.ensure_future(world.put("after", "1"))
+        await asyncio.sleep(0.01)
+        seen.append(world.shard.read(lambda toy, now_ms: dict(toy.values)))
+        apart.may_end.set()
+        found = [await it for it in seen if isinstance(it, asyncio.Future)]
+        assert found == [{"apart": "0"}, {"apart": "0", "after": "1"}]
+        await asyncio.gather(reply, put)
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_timer_that_waits_in_line_is_void_when_a_decision_before_it_has_set_it_anew(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        def prolonged(toy: Toy, now_ms: int) -> Outcome[None, Pair]:
+            return Outcome(None, timers=(SetTimer("session", now_ms + 60_000),))
+
+        for key in ("session", "other"):
+            assert world.shard.ask(prolonged) is not None  # In line, before the timer rings.
+            world.shard._on_timer(key)
+        apart.may_end.set()
+        await until(lambda: bool(world.shard.machine.woken))
+        await reply
+        assert world.shard.machine.woken == ["other"]
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_machine_that_is_dropped_meanwhile_leaves_nothing_of_the_decision(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        put = asyncio.ensure_future(world.put("after", "1"))
+        await asyncio.sleep(0)
+        end = world.partition.log.end
+        world.shard._fail("a test", OSError(0, "of failures"))
+        apart.may_end.set()
+        for waiting in (reply, put):
+            with pytest.raises(ApiError) as error:
+                await waiting
+            assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert world.partition.log.end == end and await world.reloaded() == {}
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_shard_that_is_loaded_again_meanwhile_takes_nothing_that_came_before(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        put = asyncio.ensure_future(world.put("after", "1"))
+        await asyncio.sleep(0)
+        world.shard._fail("a test", OSError(0, "of failures"))
+        await world.shard.load()
+        assert world.shard.active
+        apart.may_end.set()
+        for waiting in (reply, put):
+            with pytest.raises(ApiError) as error:
+                await waiting
+            assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert world.shard.machine.values == {} and await world.put("later", "1") == "put later"
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_request_whose_client_hangs_up_in_line_is_decided_all_the_same(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        put = asyncio.ensure_future(world.put("after", "1"))
+        parked = asyncio.ensure_future(world.waiting("never"))
+        await asyncio.sleep(0.01)
+        put.cancel()
+        parked.cancel()
+        apart.may_end.set()
+        await reply
+        await until(lambda: "after" in world.shard.machine.values and not world.shard._turns.busy)
+        assert world.shard.parked == 0
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_large_decision_that_raises_harms_nobody_in_line(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        def bug(toy: Toy, now_ms: int) -> Outcome[None, Pair]:
+            raise AssertionError("a bug")
+
+        wrong = world.shard.ask(bug, lambda toy: HEAVY)
+        put = asyncio.ensure_future(world.put("after", "1"))
+        with pytest.raises(AssertionError, match="a bug"):
+            await wrong
+        assert await put == "put after" and world.shard.active
+
+    play(World(tmp_path), story)
+
+
+def test_a_large_decision_of_a_timer_that_raises_reloads_the_shard(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.shard._codec = RecordCodec(encode, decode, timer_weight=lambda toy, key: HEAVY)
+        world.shard._on_timer("sound")
+        await until(lambda: "timer" in world.shard.machine.values)
+        world.shard._on_timer("bug")
+        await until(lambda: not world.shard.active)
+
+    play(World(tmp_path), story)
+
+
+def test_a_transaction_of_much_is_ended_in_a_thread_in_its_turn(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        threads = []
+
+        class Watched(Toy):
+            def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+                threads.append(threading.current_thread())
+                super().apply_marker(producer_id, producer_epoch, committed)
+
+        world.shard._make = Watched
+        world.shard._codec = RecordCodec(encode, decode, marker_weight=lambda toy, producer_id: HEAVY)
+        await world.shard.load()
+        await world.put("pending", "1", producer=(7, 0))
+        ended = asyncio.ensure_future(world.shard.end_transaction(7, 0, committed=True, coordinator_epoch=1))
+        await asyncio.sleep(0)
+        after = await world.put("after", "2")
+        await ended
+        assert after == "put after" and threads and threading.main_thread() not in threads
+        assert list(world.shard.machine.values.items()) == [("pending", "1"), ("after", "2")]
+        assert await world.reloaded() == {"pending": "1", "after": "2"}
+
+    play(World(tmp_path), story)
