@@ -68,10 +68,7 @@ from anabranch.protocol.messages.consumer_group_prepare_assignment import (
 )
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
-from anabranch.protocol.messages.leave_group import (
-    LeaveGroupRequest,
-    LeaveGroupResponse,
-)
+from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.list_groups import ListedGroup
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 

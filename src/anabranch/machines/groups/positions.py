@@ -12,8 +12,8 @@ stay in the log until a request for their group, or idle time (`read_some`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -92,8 +92,8 @@ class Positions:
     """Bytes of memory for the positions that were read, those of open transactions included."""
     unread: Unread | None = None
     """The positions of the loaded log that no request has needed yet."""
-    _reading: Lock = field(default_factory=Lock)
-    """Held while those of a group are read: a decision that is made in a thread may need them with another reader."""
+    alone: AbstractContextManager[object] = field(default_factory=nullcontext)
+    """Held while those of a group are read; a lock, where threads share them."""
 
     def __eq__(self, other: object) -> bool:
         """Whether the same is committed, and the same is pending."""
@@ -154,7 +154,7 @@ class Positions:
 
     def _of(self, group_id: str) -> dict[Partition, Position]:
         if self.unread is not None:
-            with self._reading:
+            with self.alone:
                 self._read(group_id)
         return self._of_group.get(group_id, {})
 

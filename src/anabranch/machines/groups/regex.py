@@ -9,8 +9,8 @@ all patterns; those of the pattern that was used least recently are forgotten.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from threading import Lock
 from typing import NamedTuple
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -45,12 +45,17 @@ class Matching:
 class Regexes:
     """Compiled patterns and their matches; a memo."""
 
-    def __init__(self, length_max: int, names_size_max: int = NAMES_SIZE_MAX) -> None:
-        """`names_size_max`: bytes for the names that all patterns match."""
+    def __init__(
+        self,
+        length_max: int,
+        names_size_max: int = NAMES_SIZE_MAX,
+        alone: AbstractContextManager[object] = nullcontext(),
+    ) -> None:
+        """`names_size_max`: bytes for the names that all patterns match. `alone`: a lock, where threads share it."""
         self.names_size = 0
         """Bytes for the names that are remembered."""
-        self._lock = Lock()
-        """Held for the bookkeeping alone: a decision that is made in a thread shares the memo with the loop."""
+        self._alone = alone
+        """Held for the bookkeeping, and not while names are matched."""
         self._length_max = length_max
         self._names_size_max = names_size_max
         self._compiled: dict[str, Callable[[str], bool]] = {}
@@ -99,7 +104,7 @@ class Regexes:
         return [name for name in names if not name.startswith("__") and matches(name)]
 
     def _remember(self, pattern: str, image: Image, names: frozenset[str]) -> frozenset[str]:
-        with self._lock:
+        with self._alone:
             before = self._matches.pop(pattern, None)
             self._matches[pattern] = _Matches(image.version, names)
             self.names_size += NAME_SIZE * (len(names) - (0 if before is None else len(before.names)))
@@ -120,7 +125,7 @@ class Regexes:
                 f"The regular expression has {len(pattern)} characters; {self._length_max} are allowed.",
             )
         compiled = compile_pattern(pattern, memory_max=MEMORY_MAX)
-        with self._lock:
+        with self._alone:
             if len(self._compiled) >= REMEMBERED_MAX:
                 del self._compiled[next(iter(self._compiled))]
             self._compiled[pattern] = compiled

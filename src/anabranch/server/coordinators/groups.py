@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -212,7 +213,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._former[partition] = self._connections.newest if partition in self._former else 0
         if self._regexes is None:
             self._regexes = Regexes(
-                self._group_settings.consumer_regex_length_max, self._broker_settings.group_regex_matches_max_bytes
+                self._group_settings.consumer_regex_length_max,
+                self._broker_settings.group_regex_matches_max_bytes,
+                alone=Lock(),
             )
         return Coordinator(self._group_settings, regexes=self._regexes)
 
@@ -488,7 +491,7 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
         return Unread()
 
     def adopt(coordinator: Coordinator, unread: Unread) -> None:
-        coordinator.positions.unread = unread
+        coordinator.positions.unread, coordinator.positions.alone = unread, Lock()
 
     def beside_empty(coordinator: Coordinator) -> None:
         coordinator.ranged.is_log_empty = True

@@ -458,7 +458,7 @@ class Shard(Generic[MachineT, RecordT]):
             pass
         elif self._turns.busy and self._machine is not None:
             work = partial(self._timer_in_turn, self._machine, key, self._turns.rings(key))
-            self._turns.take(work).add_done_callback(self._alone_in_turn)
+            self._guard(self._turns.take(work))
         else:
             self._decide_alone(*self._of_timer(key))
 
@@ -486,13 +486,17 @@ class Shard(Generic[MachineT, RecordT]):
             self._fail("decision failed", error)
         else:
             if isinstance(done, asyncio.Task):
-                done.add_done_callback(self._alone_in_turn)
+                self._guard(done)
 
-    def _alone_in_turn(self, done: asyncio.Future[Any]) -> None:
-        """A decision that no request asked for was made in line."""
-        error = None if done.cancelled() else done.exception()
-        if error is not None and not isinstance(error, ApiError):
-            self._fail("decision failed", error)
+    def _guard(self, turn: asyncio.Future[Any]) -> None:
+        """As `_guarded`, for a decision in line."""
+
+        def done(turn: asyncio.Future[Any]) -> None:
+            error = None if turn.cancelled() else turn.exception()
+            if error is not None and not isinstance(error, ApiError):
+                self._fail("decision failed", error)
+
+        turn.add_done_callback(timed(asyncio.get_running_loop(), "coordinator", done))
 
     # -- loading and failing -----------------------------------------------------------------------------------------
 
