@@ -102,7 +102,7 @@ class PositionRules:
                 self._rules.change(self.committed, key, ABSENT)
                 topic = machine.image.by_name.get(key[1])
                 gone = topic is None or topic.topic_id != topic_id
-                old = self._world.now_ms - self._committed_ms[key] >= self._world.theme.retention_ms
+                old = self._rules.now_ms - self._committed_ms[key] >= self._world.theme.retention_ms
                 expired = cause.key == ("expire",) and old and key[1] not in self._read_by(machine, key[0])
                 assert gone or expired or cause.kind == "admin", (cause, record)
                 if isinstance(cause.request, OffsetDeleteRequest):
@@ -115,13 +115,13 @@ class PositionRules:
         assert value is not None
         before = self.committed.get(key)
         if before != (value.topic_id, value.offset):
-            self._rules.change(self.moved_ms, key, self._world.now_ms)
+            self._rules.change(self.moved_ms, key, self._rules.now_ms)
         self._rules.change(self.opened, key, value.opened)
         topic = machine.image.by_id.get(value.topic_id)
         if before is None or before[0] != value.topic_id:
             self._rules.change(self.committed, key, (value.topic_id, value.offset))
             self._rules.change(self._committers, key, ("", True))
-            self._rules.change(self._committed_ms, key, self._world.now_ms)
+            self._rules.change(self._committed_ms, key, self._rules.now_ms)
             known = self._world.topic_of(value.topic_id)
             if known is not None and record.key.group in self._world.latest:
                 self._world.edges[record.key.group].written(known, key[2], value.offset)
@@ -132,7 +132,7 @@ class PositionRules:
             self._rules.counts["moved"] += 1
             known = self._world.topic_of(value.topic_id)
             if known is not None:
-                self._world.edges[record.key.group].progressed((known.life, key[2]), self._world.now_ms)
+                self._world.edges[record.key.group].progressed((known.life, key[2]), self._rules.now_ms)
 
     def _moved_by_ranges(self, record: CoordinatorRecord) -> None:
         """A position that ranges were found to touch when they were loaded."""
@@ -181,8 +181,8 @@ class PositionRules:
             highest = max(offset, self.highest.get((request.group_id, *place), 0))
             self._rules.change(self.highest, (request.group_id, *place), highest)
             if before is None or before != (topic_id, offset):
-                self._world.edges[request.group_id].progressed(place, self._world.now_ms)
-        used_ms = self._world.now_ms
+                self._world.edges[request.group_id].progressed(place, self._rules.now_ms)
+        used_ms = self._rules.now_ms
         if in_part is not None:  # A commit that changes no position does not write it again, for an hour.
             used_ms = machine.positions.get(*key).committed_at_ms  # type: ignore[union-attr]
         self._rules.change(self._committed_ms, key, used_ms)
@@ -237,8 +237,8 @@ class PositionRules:
 
     def after_check(self, broker: Broker, machine: Coordinator) -> None:
         """After a check, offsets that were not used for the retention time are gone."""
-        oldest_ms = self._world.now_ms - self._world.settings.offsets_retention_ms
-        broker.expired_ms = self._world.now_ms
+        oldest_ms = self._rules.now_ms - self._world.settings.offsets_retention_ms
+        broker.expired_ms = self._rules.now_ms
         for (group_id, name, partition), (topic_id, _) in self.committed.items():
             topic = machine.image.by_name.get(name)
             used_ms = self._committed_ms[group_id, name, partition]

@@ -132,9 +132,16 @@ class Rules:
         """Undo functions for decisions that are not durable yet, by the log end at the time."""
         self._changes: list[Callable[[], None]] = []
         self._regexes = Regexes(1_000)
+        self.decided_ms: int | None = None
+        """While a decision is checked: when it was made."""
         self.counts: Counter[str] = Counter()
 
     # -- the coordinator's side ----------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """The time of the decision that is checked, or now."""
+        return self.world.now_ms if self.decided_ms is None else self.decided_ms
 
     def after_step(self, broker: Broker, cause: Cause, before: dict[str, Seen], outcome: Outcome[Any, Any]) -> None:
         """Check everything that a decision has touched."""
@@ -244,7 +251,7 @@ class Rules:
 
     def _listen(self, cause: Cause, outcome: Outcome[Any, Any], kind: type | None) -> None:
         """Note the members that sent requests, or got replies that they had waited for."""
-        now_ms, request, group_id = self.world.now_ms, cause.request, cause.group
+        now_ms, request, group_id = self.now_ms, cause.request, cause.group
         if request is None or group_id is None:
             pass
         elif isinstance(
@@ -268,7 +275,7 @@ class Rules:
                 self._heard_ms[asked.group_id, member_id] = now_ms
 
     def _members_gone(self, cause: Cause, group_id: str, before: Seen, now: Seen) -> None:
-        now_ms = self.world.now_ms
+        now_ms = self.now_ms
         for member_id, member in before.members.items():
             if member_id not in now.members:
                 self._assert_rightly(cause, group_id, before, member_id, member)
@@ -294,7 +301,7 @@ class Rules:
 
     def _assert_rightly(self, cause: Cause, group_id: str, before: Seen, member_id: str, member: Any) -> None:
         """Check that a removed member was removed rightly."""
-        now_ms, request = self.world.now_ms, cause.request
+        now_ms, request = self.now_ms, cause.request
         silent_ms = now_ms - self._heard_ms[group_id, member_id]
         why = (cause, before, member_id)
         if cause.kind == "timer" and before.kind is ConsumerGroup:
@@ -488,7 +495,7 @@ class Rules:
     def _is_still(self, group: ConsumerGroup, partition: Partition, moved_ms: int) -> bool:
         """Whether the position of a partition, and its owner, have been the same for the rebalance timeout."""
         held = self._held.get((group.group_id, *partition))
-        still_ms = 0 if held is None else self.world.now_ms - max(moved_ms, held.since_ms)
+        still_ms = 0 if held is None else self.now_ms - max(moved_ms, held.since_ms)
         return still_ms >= self.world.theme.poll_interval_ms
 
     def _next_record(self, topic: TopicImage, number: int, offset: int) -> int:
@@ -520,7 +527,7 @@ class Rules:
         if isinstance(request, ConsumerGroupHeartbeatRequest) and request.member_epoch == 0 and not reply.error_code:
             for at, held in self._held.items():
                 if at[0] == request.group_id and held.owner == reply.member_id:
-                    self._held[at] = held._replace(joined_ms=self.world.now_ms)
+                    self._held[at] = held._replace(joined_ms=self.now_ms)
 
     def _silence(self, machine: Coordinator, group: ConsumerGroup) -> None:
         """Time an owner without commits from its last grant of the partition or its last join."""
@@ -540,7 +547,7 @@ class Rules:
         for partition, owner in owners.items():
             held = (group_id, *partition)
             if held not in self._held or self._held[held].owner != owner:
-                self._held[held] = _Held(owner, self.world.now_ms, self.world.now_ms)
+                self._held[held] = _Held(owner, self.now_ms, self.now_ms)
                 self._show_owner(held, is_owned=True)
 
     def _show_owner(self, held: tuple[str, UUID, int], *, is_owned: bool) -> None:
@@ -584,7 +591,7 @@ class Rules:
             if topic is None or not is_free or not self._may_deliver(group, topic, number, committed_only=True):
                 self._waits_idly.pop(at, None)
                 continue
-            waited_ms = self.world.now_ms - self._waits_idly.setdefault(at, self.world.now_ms)
+            waited_ms = self.now_ms - self._waits_idly.setdefault(at, self.now_ms)
             assert waited_ms <= self._looked_at_in_ms(at), f"{at} waits since {waited_ms} ms for nothing: {member}"
 
     def _look_anew(self, group_id: str) -> None:
@@ -605,7 +612,7 @@ class Rules:
         """Check that the coordinator does not wait for a revocation beyond the member's rebalance timeout."""
         for member_id, member in group.members.items():
             if member.state is MemberState.UNREVOKED_PARTITIONS:
-                waited_ms = self.world.now_ms - self._revoking_ms[group.group_id, member_id]
+                waited_ms = self.now_ms - self._revoking_ms[group.group_id, member_id]
                 timeout_ms = member.described.rebalance_timeout_ms
                 assert waited_ms <= timeout_ms + TIMER_SLACK_MS, f"{member} is waited for since {waited_ms} ms"
 
@@ -622,7 +629,7 @@ class Rules:
         self._changes = []
         for group_id in {at[0] for at in self._waits_idly if self.world.broker_of(at[0]) is broker}:
             self._look_anew(group_id)
-        broker.expired_ms = self.world.now_ms
+        broker.expired_ms = self.now_ms
         for group_id, before in broker.lost.items():
             now = see(machine.groups.get(group_id))
             for member_id in before.members:
@@ -633,14 +640,14 @@ class Rules:
             self.done.after_load(broker, machine)
         for group_id, group in machine.groups.items():
             for member_id, member in group.members.items():
-                self._heard_ms[group_id, member_id] = self.world.now_ms
+                self._heard_ms[group_id, member_id] = self.now_ms
                 if isinstance(member, Member) and member.state is MemberState.UNREVOKED_PARTITIONS:
-                    self._revoking_ms[group_id, member_id] = self.world.now_ms
+                    self._revoking_ms[group_id, member_id] = self.now_ms
 
     def check_machine(self, broker: Broker, machine: Coordinator) -> None:
         """Check the invariants of one machine."""
         self.positions.check(broker, machine)
-        late_ms = self.world.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
+        late_ms = self.now_ms - broker.expired_ms - self.world.settings.offsets_retention_check_interval_ms
         assert late_ms <= TIMER_SLACK_MS, f"{broker} checks for expired offsets {late_ms} ms late"
         for group in machine.groups.values():
             if isinstance(group, ConsumerGroup):

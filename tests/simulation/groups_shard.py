@@ -101,6 +101,8 @@ class Step(NamedTuple):
     cause: Cause
     before: dict[str, Seen]
     outcome: Outcome[Any, CoordinatorRecord]
+    decided_ms: int
+    """When it was made, which may be before it is applied."""
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -111,8 +113,9 @@ def _watched(name: str, cause_of: Callable[..., Cause]) -> Callable[..., Outcome
         cause = cause_of(*given)
         touched = list(self.groups) if cause.group is None else [cause.group]
         before = {group_id: see(self.groups.get(group_id)) for group_id in touched}
+        decided_ms = min(self.broker.world.now_ms, given[-1])
         outcome = getattr(Coordinator, name)(self, *given)
-        self.step = Step(cause, before, outcome)
+        self.step = Step(cause, before, outcome, decided_ms)
         return outcome  # type: ignore[no-any-return]
 
     return decide
@@ -189,22 +192,35 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
         try:
             machine = self._machine
             assert machine is None or isinstance(machine, WatchedCoordinator)
-            if machine is not None:
-                machine.step = None
-            reply = super().ask(decide, weigh)
-            assert machine is not None
-            if machine.step is not None:
-                cause, _, outcome = machine.step
-                if cause.kind == "timer":
-                    world.say("%s: timer %s", broker, cause.key)
-                for record in outcome.records:
-                    world.say("    %s", record)
-                world.rules.after_step(broker, *machine.step)
+            return super().ask(decide, weigh)
         except ApiError:
             raise
         except Exception as error:
             world.failed_with(error)
             raise
+
+    async def _decided_in_turn(self, machine: Coordinator, *given: Any) -> Any:
+        try:
+            return await super()._decided_in_turn(machine, *given)
+        except ApiError:
+            raise
+        except Exception as error:
+            self.broker.world.failed_with(error)
+            raise
+
+    def _follow_up(self, outcome: Outcome[Any, CoordinatorRecord]) -> Any:
+        broker, world, machine = self.broker, self.broker.world, self._machine
+        assert isinstance(machine, WatchedCoordinator)
+        step, machine.step = machine.step, None
+        reply = super()._follow_up(outcome)
+        if step is not None and step.outcome is outcome:
+            if step.cause.kind == "timer":
+                world.say("%s: timer %s", broker, step.cause.key)
+            for record in outcome.records:
+                world.say("    %s", record)
+            world.rules.decided_ms = step.decided_ms
+            world.rules.after_step(broker, step.cause, step.before, step.outcome)
+            world.rules.decided_ms = None
         return reply
 
     def _stop(self, state: shards.ShardState) -> None:

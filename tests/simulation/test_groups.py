@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from anabranch.server.coordinators import shard
+from anabranch.server.coordinators.turns import Turns, Work
 from tests.simulation.groups import command, live, story
 from tests.support.thorough import thorough
 
 SEEDS = thorough(60, 20)
 SEEDS_PER_TEST = 20
+APART_SEEDS = thorough(40, 5)
+APART_SEEDS_PER_TEST = 5
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
@@ -33,6 +38,27 @@ def test_whatever_fails_every_partition_has_one_owner_and_every_group_converges(
         "loads": 40,
     }.items():
         assert counts[name] >= least, f"these lives were dull: {counts}"
+
+
+@pytest.mark.parametrize("first", range(0, APART_SEEDS, APART_SEEDS_PER_TEST))
+def test_it_makes_no_difference_that_decisions_are_made_in_a_thread(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those are that look at many partitions: here all of them are, and whatever comes meanwhile waits in line."""
+    monkeypatch.setattr(shard, "ON_LOOP_MAX", -1)
+    apart = 0
+    made = Turns.take
+
+    def take(turns: Turns, work: Work) -> Any:
+        nonlocal apart
+        apart += 1
+        return made(turns, work)
+
+    monkeypatch.setattr(Turns, "take", take)
+    counts: Counter[str] = Counter()
+    for seed in range(first, first + APART_SEEDS_PER_TEST):
+        counts += live(seed).rules.counts
+    assert apart > 500 and counts["taken"] >= 50 and counts["commits"] >= 50, (apart, counts)
 
 
 def test_a_seed_reproduces_a_life_byte_for_byte() -> None:

@@ -216,13 +216,13 @@ class Shard(Generic[MachineT, RecordT]):
         if weigh is None or weigh(machine) <= ON_LOOP_MAX:
             return self._decide(decide)
         self._resume_log()
-        now_ms = self.now_ms()
 
-        def decided() -> tuple[Outcome[Any, RecordT], Encoded]:
+        def decided() -> tuple[Outcome[Any, RecordT], Encoded, int]:
+            now_ms = self.now_ms()
             outcome = decide(machine, now_ms)
-            return outcome, self._encoded(outcome)
+            return outcome, self._encoded(outcome), now_ms
 
-        outcome, encoded = await self._apart(machine, decided)
+        outcome, encoded, now_ms = await self._apart(machine, decided)
         self._write(encoded, now_ms)
         if outcome.records:
             try:
