@@ -6,6 +6,7 @@ A broker may have 100,000. What takes a microsecond for each partition, and is n
 from __future__ import annotations
 
 import time
+from copy import copy
 from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
@@ -21,6 +22,7 @@ from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequestTopic,
 )
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
@@ -166,4 +168,14 @@ def test_a_group_on_a_wide_topic_is_joined_shared_described_and_left_in_short_st
         )
         committed = in_short_steps(broker, lambda: client.call(committing))
         assert {it.error_code for it in committed.topics[0].partitions} == {ErrorCode.NONE}
+        beat(client, "last", -1)
+
+        def deleted() -> None:
+            client.call(committing_again)
+            answer = client.call(DeleteGroupsRequest(groups_names=[GROUP]))
+            assert answer.results[0].error_code == ErrorCode.NONE
+
+        committing_again = copy(committing)
+        committing_again.generation_id_or_member_epoch, committing_again.member_id = -1, ""
+        in_short_steps(broker, deleted)
     assert not broker.said("error")

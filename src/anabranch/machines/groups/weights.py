@@ -108,7 +108,7 @@ class Weights:
             for name in differing
             if name in before.by_name or name in image.by_name
         )
-        return sizes * len(self.groups)
+        return sizes * (1 + len(self.groups))
 
     def weight_of_timer(self, key: Any) -> int:
         """The weight of what is decided when a timer rings."""
@@ -161,6 +161,10 @@ class Weights:
     def weight_of_committed(self, group_id: str) -> int:
         """The weight of listing all that a group has committed."""
         return self.positions.unread_count(group_id) + len(self.positions.read_of_group(group_id)) // LOOKED_AT
+
+    def weight_of_deletion(self, group_id: str) -> int:
+        """The weight of deleting all that a group has committed."""
+        return self.positions.unread_count(group_id) + len(self.positions.read_of_group(group_id))
 
     def weight_of_view(self, group_id: str) -> int:
         """The weight of describing a group: of its partitions only those are looked at that wait."""

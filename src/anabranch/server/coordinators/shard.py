@@ -171,7 +171,7 @@ class Shard(Generic[MachineT, RecordT]):
     ) -> None:
         """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
         machine = self.machine
-        write = partial(self._write_marker, producer_id, producer_epoch, committed, coordinator_epoch)
+        write = partial(self._write_marker, machine, producer_id, producer_epoch, committed, coordinator_epoch)
         end = partial(machine.apply_marker, producer_id, producer_epoch, committed)
         weight = 0 if self._codec.marker_weight is None else self._codec.marker_weight(machine, producer_id)
         if self._turns.busy or weight > ON_LOOP_MAX:
@@ -185,9 +185,11 @@ class Shard(Generic[MachineT, RecordT]):
         if done is not None:
             await done
 
-    def _write_marker(self, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int) -> None:
+    def _write_marker(
+        self, machine: MachineT, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int
+    ) -> None:
         self._resume_log()
-        assert self.active
+        self._check_is(machine)
         marker = end_transaction_marker(
             producer_id,
             producer_epoch,

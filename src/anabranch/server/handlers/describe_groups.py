@@ -147,6 +147,7 @@ def handle_delete_groups(
             group_id,
             lambda groups, now_ms: groups.delete_group(group_id, now_ms),
             lambda code, message: code,
+            weigh=lambda groups: groups.weight_of_deletion(group_id),
         )
 
     names = list(dict.fromkeys(request.groups_names))

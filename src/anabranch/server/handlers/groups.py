@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups.caller import Caller
@@ -35,7 +35,14 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.runtime.loop_steps import timed
-from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext, large_or_not
+from anabranch.server.context import (
+    PARTITIONS_AT_A_TIME,
+    Apart,
+    BrokerContext,
+    CloseConnectionError,
+    Large,
+    RequestContext,
+)
 from anabranch.server.coordinators.member_metadata import heartbeat_size, join_size, sync_size
 
 if TYPE_CHECKING:
@@ -64,14 +71,18 @@ def as_member(
     refuse: Refuse[Response],
     dropped: Callable[[], None] | None = None,
     weigh: Weigh | None = None,
+    large: Callable[[Response], bool] | None = None,
 ) -> Response | Awaitable[Response]:
-    """Submit a member's request, unless the request may be older than another to an earlier coordinator."""
+    """Submit a member's request, unless the request may be older than another to an earlier coordinator.
+
+    A response that is `large` is encoded in a thread: a `Large` stands in its place.
+    """
     try:
         if broker.groups.has_begun_anew(group_id, call.connection):
             raise CloseConnectionError("the coordinator of its group has begun anew")
     except ApiError as error:
         return refuse(error.code, error.message)
-    return submit(broker, group_id, decide, refuse, dropped, weigh)
+    return submit(broker, group_id, decide, refuse, dropped, weigh, large)
 
 
 def submit(
@@ -81,6 +92,7 @@ def submit(
     refuse: Refuse[Response],
     dropped: Callable[[], None] | None = None,
     weigh: Weigh | None = None,
+    large: Callable[[Response], bool] | None = None,
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot.
 
@@ -88,26 +100,36 @@ def submit(
     the decision weighs what must be read of the group's offsets.
     """
     try:
-        answer = broker.groups.shard_of(group_id).ask(
+        answer: Any = broker.groups.shard_of(group_id).ask(
             decide, weigh or (lambda groups: groups.weight_of_offsets(group_id))
         )
     except ApiError as error:
         return refuse(error.code, error.message)
-    return awaited(answer, refuse, dropped) if isinstance(answer, asyncio.Future) else answer
+    if isinstance(answer, asyncio.Future):
+        return awaited(answer, refuse, dropped, large)
+    response: Response = answer
+    return response if large is None else _maybe_large(response, large)
 
 
 async def awaited(
-    answer: Awaitable[Response], refuse: Refuse[Response], dropped: Callable[[], None] | None = None
+    answer: Awaitable[Response],
+    refuse: Refuse[Response],
+    dropped: Callable[[], None] | None = None,
+    large: Callable[[Response], bool] | None = None,
 ) -> Response:
     """Wait for a response, or make one of the reason why there is none; call `dropped` if the wait is cancelled."""
     try:
-        return await answer
+        return await answer if large is None else _maybe_large(await answer, large)
     except ApiError as error:
         return refuse(error.code, error.message)
     except asyncio.CancelledError:
         if dropped is not None:
             dropped()
         raise
+
+
+def _maybe_large(answer: Response, large: Callable[[Response], bool]) -> Response:
+    return cast("Response", Large(lambda: answer)) if large(answer) else answer
 
 
 JOINING = 0
@@ -119,7 +141,7 @@ JOINING = 0
 
 def handle_consumer_group_heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large | Apart:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse] | Apart:
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
@@ -138,7 +160,7 @@ def handle_consumer_group_heartbeat(
 
 async def _heartbeat_matched(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext, matching: Matching
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     """Find the topics of a new pattern before the coordinator, which does not wait, asks for them."""
     await broker.groups.match(matching)
     return _heartbeat(broker, request, call)
@@ -146,7 +168,7 @@ async def _heartbeat_matched(
 
 def _heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
-) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse | Large] | Large:
+) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
     for offer in request.client_assignors or ():
         offer.metadata_bytes = bytes(offer.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
@@ -157,25 +179,17 @@ def _heartbeat(
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
         weigh=lambda groups: groups.weight_of_heartbeat(request),
+        large=_assigns_much,
     )
     if request.member_epoch < 0:  # The member has left: what it held is free.
         broker.slices.freed(request.group_id)
-    return _maybe_large_later(answer) if hasattr(answer, "__await__") else _maybe_large(answer)
+    return answer
 
 
-async def _maybe_large_later(
-    answer: Awaitable[ConsumerGroupHeartbeatResponse],
-) -> ConsumerGroupHeartbeatResponse | Large:
-    return _maybe_large(await answer)
-
-
-def _maybe_large(answer: ConsumerGroupHeartbeatResponse) -> ConsumerGroupHeartbeatResponse | Large:
-    """The answer, which is encoded in a thread where it has a large assignment."""
+def _assigns_much(answer: ConsumerGroupHeartbeatResponse) -> bool:
     told = answer.assignment
-    if told is None:
-        return answer
-    count = sum(len(it.partitions) for part in (told.topic_partitions, told.pending_topic_partitions) for it in part)
-    return answer if count <= PARTITIONS_ENCODED_MAX else Large(lambda: answer)
+    parts = () if told is None else (told.topic_partitions, told.pending_topic_partitions)
+    return sum(len(it.partitions) for part in parts for it in part) > PARTITIONS_ENCODED_MAX
 
 
 def _heartbeat_refused(code: ErrorCode, message: str) -> ConsumerGroupHeartbeatResponse:
@@ -216,7 +230,7 @@ def handle_install_assignment(
 
 def handle_consumer_group_position(
     broker: BrokerContext, request: ConsumerGroupPositionRequest, call: RequestContext
-) -> ConsumerGroupPositionResponse | Large | Awaitable[ConsumerGroupPositionResponse | Large]:
+) -> ConsumerGroupPositionResponse | Awaitable[ConsumerGroupPositionResponse]:
     """Take a member's positions, and answer those that it needs as soon as they are other than it knows.
 
     The coordinator keeps of a question what it will compare: the request, of which nothing is read, is freed meanwhile.
@@ -248,25 +262,12 @@ def handle_consumer_group_position(
         lambda code, message: ConsumerGroupPositionResponse(error_code=code),
         dropped,
         weigh=lambda groups: groups.weight_of_position(request),
+        large=lambda answer: sum(len(topic.partitions) for topic in answer.topics) > PARTITIONS_AT_A_TIME,
     )
     is_in_line = True
-    if not hasattr(answer, "__await__"):
-        return _positions(answer)
-    if is_taken:
+    if is_taken and hasattr(answer, "__await__"):
         call.release()
-    return _positions_later(answer)
-
-
-async def _positions_later(
-    answer: Awaitable[ConsumerGroupPositionResponse],
-) -> ConsumerGroupPositionResponse | Large:
-    return _positions(await answer)
-
-
-def _positions(answer: ConsumerGroupPositionResponse) -> ConsumerGroupPositionResponse | Large:
-    """The answer, which is encoded in a thread where it has many positions."""
-    count = sum(len(topic.partitions) for topic in answer.topics)
-    return large_or_not(lambda: answer, count)
+    return answer
 
 
 # -- the classic protocol --------------------------------------------------------------------------------------------
