@@ -52,8 +52,8 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 DECODED_NAMES = {"timestampType": "timestamp_type", "sequence": "offset"}
 """The kernel's column for each column whose name differs."""
 
-DECODED_SIZE_MAX = 32 * 1024 * 1024
-"""Bytes of records after which a record batch is yielded."""
+DECODED_SIZE_MAX = 7 * 1024 * 1024
+"""Bytes of records after which a record batch is yielded: a slab holds both keys and values of so many."""
 
 
 @dataclass(frozen=True, slots=True)

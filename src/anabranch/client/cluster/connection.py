@@ -61,6 +61,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, name: str, client_id: str) -> None:
         self.name = name
+        self.frame_memory = _memory
+        """Gives at least so many writable bytes for a frame that is not received whole with others."""
         self.versions: dict[int, tuple[int, int]] = {}
         """The broker's API versions: API key to lowest and highest version."""
         self._client_id = client_id
@@ -251,7 +253,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._receive(memoryview(bytes(self._view[begin : begin + length])))
                 begin += length
                 continue
-            self._frame = _memory(length)
+            self._frame = self.frame_memory(length)[:length]
             self._filled = end - begin
             self._frame[: self._filled] = self._view[begin:end]
             begin = end

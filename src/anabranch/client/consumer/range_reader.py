@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import uvloop
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.cluster.connection import Connect, Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.asked import wanted_fields
 from anabranch.machines.partition.sharing import Asked
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from anabranch.records.arrow.decode import Decoded
 
 FETCH_SIZE_MIN = 64 * 1024
+FETCH_SIZE_MAX = 15 * 1024 * 1024
+"""A fetch costs about a millisecond on both sides; with its frame's head it fits into a slab of 16 MiB."""
 RECORD_SIZE_GUESS = 1024
 FETCH_VERSION_MAX = 12
 """The last version that identifies topics by name, so that no topic ids are needed."""
@@ -76,7 +78,7 @@ class RangeReaderSettings:
     """The fetch settings of ranges, by Kafka's names."""
 
     fetch_max_bytes: int = 50 * 1024 * 1024
-    max_partition_fetch_bytes: int = 8 * 1024 * 1024
+    max_partition_fetch_bytes: int = FETCH_SIZE_MAX
     fetch_max_wait_ms: int = 500
     request_timeout_ms: int = 30_000
     retry_timeout_ms: int = 120_000
@@ -246,7 +248,22 @@ class RangeReader:
 
 
 async def _cluster(bootstrap_servers: str | Sequence[str], connections: ConnectionSettings) -> Cluster:
-    return Cluster(bootstrap_servers, connections)
+    return Cluster(bootstrap_servers, replace(connections, connect=_with_slabs(connections.connect)))
+
+
+def _with_slabs(connect: Connect) -> Connect:
+    """Have frames received into slabs: each is gone by the next but one, and fresh memory costs as much as filling."""
+    from anabranch.records.arrow.slabs import shelf
+
+    def with_slabs(make: Callable[[], Connection], host: str, port: int, /) -> Awaitable[Connection]:
+        def made() -> Connection:
+            connection = make()
+            connection.frame_memory = lambda size: shelf.take_view(size)[0]
+            return connection
+
+        return connect(made, host, port)
+
+    return with_slabs
 
 
 def _request(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.cluster.connection import Connection, ConnectionSettings
 from anabranch.client.consumer import range_reader
 from anabranch.client.consumer.range_reader import (
     OffsetRange,
@@ -23,6 +25,8 @@ from anabranch.client.consumer.range_reader import (
 from anabranch.machines.keyspace import Interval
 from anabranch.machines.partition.sharing import Asked
 from anabranch.protocol.messages.fetch import FetchPartition
+from anabranch.records.arrow import slabs
+from anabranch.records.arrow.slabs import Shelf
 from anabranch.records.batch import build
 
 ROWS = bytes.fromhex("10 00 00 00 02 61 02 62 00")
@@ -158,3 +162,24 @@ def test_a_malformed_batch_is_told_with_its_partition() -> None:
     with pytest.raises(DecodeError) as malformed:
         list(decode_range(TopicPartition("t", 4), memoryview(data), 0, 1, columns=("offset",)))
     assert malformed.value.__notes__ == ["in t-4"]
+
+
+def test_frames_are_received_into_memory_that_is_lent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory for every frame would cost as much as to fill it."""
+    shelf = Shelf()
+    monkeypatch.setattr(slabs, "shelf", shelf)
+
+    async def connected(make: Callable[[], Connection], host: str, port: int) -> Connection:
+        return make()
+
+    async def receive() -> None:
+        connection = await range_reader._with_slabs(connected)(lambda: Connection("b", "c"), "b", 1)
+        start = range_reader.FETCH_SIZE_MAX.to_bytes(4, "big") + b"head"
+        connection.get_buffer(-1)[: len(start)] = start
+        connection.buffer_updated(len(start))
+        assert len(connection.get_buffer(-1)) == range_reader.FETCH_SIZE_MAX - len(b"head")
+
+    for _ in range(2):
+        asyncio.run(receive())
+        gc.collect()
+        assert [memory.size for memory in shelf._idle] == [16 * 1024 * 1024], "the whole answer fits into one slab"
