@@ -13,6 +13,7 @@ bounds it further (`Effort`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -56,6 +57,7 @@ from anabranch.records.examination import (
 BATCHES_PER_PARTITION_MAX = 1_000
 _RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
 _TAKES_ALL = Accepted()
+_RECORD_COUNT_AT = HEADER_SIZE - 4
 _BYTES_PER_US = 4096
 """Of a checksum, and of memory that is read."""
 _EXPANDED_BYTES_PER_US = 256
@@ -134,6 +136,14 @@ class Effort:
     def expanded_size_max(self) -> int:
         """Bytes to which records can be expanded in the time that is left."""
         return int(self._left_us * _EXPANDED_BYTES_PER_US) + 1
+
+
+def takes_longer(sent: Iterable[memoryview], left_us: float, record_us: float) -> bool:
+    """Tell, by their first headers, whether checks would end with TooLongError: work that would be done again."""
+    for data in sent:
+        count = int.from_bytes(data[_RECORD_COUNT_AT:HEADER_SIZE], "big")
+        left_us -= len(data) / _BYTES_PER_US + (count if count <= RECORDS_PER_BATCH_MAX else 0) * record_us
+    return left_us < 0
 
 
 class CheckedBatch(NamedTuple):

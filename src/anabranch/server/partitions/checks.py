@@ -1,8 +1,8 @@
-"""Where produced batches are checked: a few small ones in the event loop, all others in a thread of their own.
+"""Where produced batches are checked: in the event loop as far as it can wait, others in a thread of their own.
 
-The rule: a request holds the loop for LOOP_US at most, by the estimates of `machines.partition.checking`. Checks that
-take longer are done one after the other in a single thread, so that no more than one batch is expanded at a time, and
-a producer of large batches waits for others of its kind, not for the loop.
+The rule: a request holds the loop for LOOP_US at most at a time, by the estimates of `machines.partition.checking`.
+What does not fit into its turn is done in a single thread, so that no more than one such batch is expanded at a time,
+and a producer of large batches waits for others of its kind, not for the loop. No check is done twice.
 
 Searches for times in batches of logs have a thread of their own, too. Both look into batches by machine code
 (`runtime.native`) as soon as there is any, before that in plain Python.
@@ -19,7 +19,14 @@ from typing import NamedTuple, TypeVar
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.partition.appending import Refuse
-from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, Effort, TooLongError, check_batches
+from anabranch.machines.partition.checking import (
+    BatchLimits,
+    CheckedBatch,
+    Effort,
+    TooLongError,
+    check_batches,
+    takes_longer,
+)
 from anabranch.records.examination import Examine, examine
 from anabranch.records.filtering import Scatter, scatter
 from anabranch.records.timestamps import Search, search
@@ -84,11 +91,14 @@ class BatchChecks:
 
     def all_now(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
         """As `now`, for several partitions: the loop waits no longer for all of them together."""
+        sent = list(sent)
+        if takes_longer((each.data for each in sent), LOOP_US, self._record_us):
+            raise TooLongError
         effort = Effort(LOOP_US, self._record_us)
         return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
 
     async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
-        """Check in the thread."""
+        """Check what the loop can wait for there, and the rest in the thread, which takes a turn of the loop each."""
 
         loop = asyncio.get_running_loop()
         effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us, is_generous=True)
@@ -107,7 +117,15 @@ class BatchChecks:
                 taken += time.thread_time() - began
 
         # One partition at a time, so that requests take turns.
-        return [await loop.run_in_executor(self._thread, check, *each) for each in sent]
+        checked: list[Checked] = []
+        turn = Effort(LOOP_US, self._record_us)
+        for data, limits in sent:
+            try:
+                checked.append(check_batches(data, limits, now_ms, self._examine, turn))
+            except TooLongError:
+                checked.append(await loop.run_in_executor(self._thread, check, data, limits))
+                turn = Effort(LOOP_US, self._record_us)
+        return checked
 
     async def look(self, work: Callable[[Search], T]) -> T:
         """Do a search in a batch of a log, in another thread of its own."""
