@@ -70,6 +70,9 @@ def _want(
     lookups: dict[int, dict[TopicPartition, tuple[int, int]]],
 ) -> None:
     node = view.leaders.get(partition.number, -1)
+    if node < 0 and not partition.topic.stale:  # It is newer than the view, and no other partition's fetch may tell.
+        partition.topic.stale = True
+        state.wake(max(now_ms, partition.topic.ask_at_ms))
     if node < 0 or partition.awaiting or (partition.topic.stale and partition.failures):
         return
     if partition.topic_id is not None and partition.topic_id != view.topic_id:

@@ -109,6 +109,23 @@ def test_a_partition_is_fetched_only_from_the_topic_it_was_granted_of() -> None:
     assert work.fetches == [] and state.topics["t"].stale and work.wake_at_ms == 100
 
 
+def test_a_granted_partition_that_the_view_does_not_know_has_its_topic_asked_about_at_once() -> None:
+    """It was the only one of its topic: no refused fetch told that the topic had grown, for five minutes."""
+    state = FetchingState(FetcherSettings())
+    assigning.grant(state, [(P0, UUID(int=1))])
+    assigning.learn(state, state.topics["t"], VIEW, 0)
+    new = TopicPartition("t", 3)
+    assigning.grant(state, [(new, UUID(int=1))])
+    assigning.withdraw(state, [P0])
+    work = requesting.request(state, 1_000)
+    assert (work.refresh, work.wake_at_ms) == ([], 1_000)
+    assert requesting.request(state, 1_000).refresh == ["t"]
+    assigning.learn(state, state.topics["t"], VIEW, 1_000)
+    work = requesting.request(state, 1_000)
+    assert (work.refresh, work.wake_at_ms) == ([], 1_100), "not there yet"
+    assert requesting.request(state, 1_100).refresh == ["t"]
+
+
 def test_partitions_share_what_one_fetch_may_take() -> None:
     sizes = []
     for fetch_max in (30, 30 * PARTITION_SIZE_MIN):
