@@ -2,7 +2,8 @@
 
 The rule: a log is there whole, or it is gone. Its checkpoints are forgotten first, once for all logs of an order; then
 its directory is renamed into that of deleted logs, and its files are removed there. Whatever has been renamed when the
-process ends is left over, and removed by the next one while it serves.
+process ends is left over, and removed by the next one while it serves. What cannot be removed is tried again with the
+next order, and at the next start.
 
 100,000 logs take minutes. `stop` ends the work between two logs: the controller's order for those that are left is
 given again in its next term.
@@ -45,6 +46,8 @@ class LogRemoval:
         self._in_thread = in_thread
         self._stopped = threading.Event()
         self._left_over = directory.left_over()
+        self._stuck: list[Path] = []
+        """Renamed logs whose files could not be removed: tried again with the next order, which may be the same."""
 
     def stop(self) -> None:
         """End the work between two logs: the process is about to end."""
@@ -68,6 +71,9 @@ class LogRemoval:
                 yield Removed((), failed)
                 kept += [name for name in some if name not in failed]
             names = kept
+        stuck = [self._stuck.pop() for _ in range(len(self._stuck))]
+        for paths in spent_in_parts(stuck, CLEARED_AT_A_TIME):
+            await self._in_thread(partial(self._clear, paths))
         there = await self._in_thread(partial(self._directory.forget_logs, names))
         with_files = set(there)
         for some in spent_in_parts(names, DELETED_AT_A_TIME):
@@ -86,6 +92,7 @@ class LogRemoval:
                 self._directory.remove_trees([away], self._goes_on)
             except OSError as error:
                 failed[name] = error
+                self._stuck.append(away)
         return Removed([name for name in doomed if name not in failed], failed)
 
     async def clear(self) -> None:
@@ -98,7 +105,8 @@ class LogRemoval:
         for path in paths:
             try:
                 self._directory.remove_trees([path], self._goes_on)
-            except OSError as error:  # The next start tries again.
+            except OSError as error:
+                self._stuck.append(path)
                 events.warning("deleted log not removed", directory=path, reason=error)
 
 

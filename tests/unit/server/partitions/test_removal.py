@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,4 +136,24 @@ def test_an_order_of_another_topic_deletes_nothing(tmp_path: Path) -> None:
     other = replace(STOP, topic="other")
     assert local.runner.run(local.replicas.stop(other)) == dict.fromkeys(range(COUNT), ErrorCode.NONE)
     assert logs(tmp_path) == {str(TopicPartition(TOPIC, number)) for number in range(COUNT)}
+    local.close()
+
+
+def test_files_that_cannot_be_removed_are_tried_again_with_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They took their space until the next start: their log had been renamed, so nothing was found to be deleted."""
+    local = LocalReplicas(tmp_path)
+    write_all(local)
+
+    def fail() -> None:
+        raise OSError(errno.EIO, "the disk does not answer")
+
+    with monkeypatch.context() as patched:
+        stopped_after(patched, "remove_tree", 7, fail)
+        done = local.runner.run(local.replicas.stop(STOP))
+    assert list(done.values()).count(ErrorCode.KAFKA_STORAGE_ERROR) == 1 and len(done) == COUNT
+    assert not logs(tmp_path) and len(left_over(tmp_path)) == 1
+    assert local.runner.run(local.replicas.stop(STOP)) == dict.fromkeys(range(COUNT), ErrorCode.NONE)
+    assert not left_over(tmp_path)
     local.close()
