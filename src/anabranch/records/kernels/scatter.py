@@ -228,12 +228,11 @@ def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
 
 
 @inlined
-def _begin(target: int, needed: int, batch_size: int) -> bool:
-    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for its pieces."""
+def _begin(target: int, needed: int) -> bool:
+    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for a piece."""
     pieces = i64(target + PIECES_AT)
     own = i64(target + OWN_AT)
-    # Of two neighbouring pieces one is a record of REFERRED_MIN, the header apart.
-    if i64(target + PIECES_END) - pieces < ((batch_size >> 8) + 3) * PIECE_SIZE:
+    if i64(target + PIECES_END) - pieces < PIECE_SIZE:
         return False
     if i64(target + OWN_END) - own < needed:
         return False
@@ -260,6 +259,8 @@ def _refer(target: int, record: int, size: int, given: bool) -> bool:
     if i64(last) + last_size == record:
         put64(last + PIECE_BYTES, last_size + size)
     else:
+        if i64(target + PIECES_END) - piece < PIECE_SIZE:
+            return False
         put64(piece, record)
         put64(piece + PIECE_BYTES, size)
         put64(target + PIECES_NOW, piece + PIECE_SIZE)
@@ -367,7 +368,7 @@ def scatter(sheet: int) -> int:
             made = i64(target + TARGET_AT)
             if i64(target + TARGET_END) - made < needed:
                 return FULL
-            if refers != 0 and not _begin(target, needed, records_end - record):
+            if refers != 0 and not _begin(target, needed):
                 return FULL
             put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
             put64(target + TARGET_BATCH_RECORDS, 0)
