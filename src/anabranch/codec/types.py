@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 from uuid import UUID
 
+from anabranch.base.ids import NO_TOPIC_ID
+
 NEVER = 1 << 15
 """Above every version: versions are 16-bit on the wire."""
-NIL = UUID(int=0)
+NIL = NO_TOPIC_ID
 
 Blob: TypeAlias = bytes | bytearray | memoryview
 """The value of a `bytes_` field: a view of the decoded buffer on read, any of these on write."""

@@ -38,7 +38,8 @@ ATTRIBUTES_OF_PRODUCERS = COMPRESSION_MASK | TRANSACTIONAL
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _CRC = struct.Struct(">I")
 _CRC_AT = 17
-_ATTRIBUTES_AT = 21
+COVERED_FROM = 21
+"""Where the attributes are: what a checksum is of begins there."""
 _MAX_TIMESTAMP_AT = 35
 _PRODUCER_AT = 43
 _PRODUCER_END = 57
@@ -177,7 +178,7 @@ def headers(buffer: Bytes) -> Iterator[tuple[int, BatchHeader]]:
 def check(buffer: Bytes, position: int, header: BatchHeader) -> None:
     """Compare the batch at `position` with its checksum."""
     view = buffer if isinstance(buffer, memoryview) else memoryview(buffer)
-    found = crc32c(view[position + _ATTRIBUTES_AT : position + header.size])
+    found = crc32c(view[position + COVERED_FROM : position + header.size])
     if found != header.crc:
         raise ChecksumError(
             f"the record batch at offset {header.base_offset} ({header.size} bytes) has checksum {found:#010x},"
@@ -194,20 +195,20 @@ def stamp(buffer: Bytes, position: int, base_offset: int, leader_epoch: int) -> 
 def stamp_crc(buffer: Bytes, position: int = 0) -> None:
     """Write the checksum of the batch at `position`, in place."""
     size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
-    _CRC.pack_into(buffer, position + _CRC_AT, crc32c(memoryview(buffer)[position + _ATTRIBUTES_AT : position + size]))
+    _CRC.pack_into(buffer, position + _CRC_AT, crc32c(memoryview(buffer)[position + COVERED_FROM : position + size]))
 
 
 def stamp_log_append_time(buffer: Bytes, position: int, now_ms: int) -> None:
     """Make `now_ms` the timestamp of every record of the batch at `position`, in place."""
-    attributes = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)[0]
-    _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME)
+    attributes = _ATTRIBUTES.unpack_from(buffer, position + COVERED_FROM)[0]
+    _ATTRIBUTES.pack_into(buffer, position + COVERED_FROM, attributes | LOG_APPEND_TIME)
     _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, now_ms)
     stamp_crc(buffer, position)
 
 
 def stamp_max_timestamp(buffer: Bytes, position: int, header: BatchHeader, max_timestamp: int) -> BatchHeader:
     """Correct the largest timestamp in the header of the batch at `position`, in place, as a Kafka broker does."""
-    head = memoryview(buffer)[position + _ATTRIBUTES_AT : position + _PRODUCER_AT]
+    head = memoryview(buffer)[position + COVERED_FROM : position + _PRODUCER_AT]
     before = bytes(head)
     _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, max_timestamp)
     crc = changed(header.crc, before, head, header.size - _PRODUCER_AT)
@@ -229,11 +230,11 @@ def stamp_producer(
     The checksum of a large batch is not taken anew, but changed as those bytes are: a wrong one stays wrong.
     """
     size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
-    head = memoryview(buffer)[position + _ATTRIBUTES_AT : position + _PRODUCER_END]
+    head = memoryview(buffer)[position + COVERED_FROM : position + _PRODUCER_END]
     before = bytes(head)
     _PRODUCER.pack_into(buffer, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    attributes = _ATTRIBUTES.unpack_from(buffer, position + _ATTRIBUTES_AT)[0] & ~TRANSACTIONAL
-    _ATTRIBUTES.pack_into(buffer, position + _ATTRIBUTES_AT, attributes | (TRANSACTIONAL if transactional else 0))
+    attributes = _ATTRIBUTES.unpack_from(buffer, position + COVERED_FROM)[0] & ~TRANSACTIONAL
+    _ATTRIBUTES.pack_into(buffer, position + COVERED_FROM, attributes | (TRANSACTIONAL if transactional else 0))
     if size < _LARGE:
         stamp_crc(buffer, position)
     else:

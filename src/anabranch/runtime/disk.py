@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
-
-from anabranch.runtime import mapped
 
 NAME_MAX = 255
 """Characters of a name in a directory."""
@@ -64,10 +63,11 @@ class File:
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all of `data` at `position`."""
-        view = memoryview(data)
-        written = os.pwrite(self.fd, view, position)
-        while written < len(view):
-            written += os.pwrite(self.fd, view[written:], position + written)
+        written = os.pwrite(self.fd, data, position)
+        if written < len(data):
+            view = memoryview(data)
+            while written < len(view):
+                written += os.pwrite(self.fd, view[written:], position + written)
 
     def read(self, size: int, position: int) -> bytes:
         """Read up to `size` bytes from `position`; fewer only at the end of the file."""
@@ -81,12 +81,14 @@ class File:
             return self.size() if error.errno == errno.ENXIO else position
 
     def map(self, size: int, position: int) -> memoryview:
-        """Map a stretch of the file for reading; it stays as it is for as long as the view lives. OSError."""
-        return mapped.stretch(self.fd, size, position)
+        """Map a stretch of the file for reading; it stays valid for as long as the view lives."""
+        aligned = position - position % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self.fd, position + size - aligned, prot=mmap.PROT_READ, offset=aligned)
+        return memoryview(mapped)[position - aligned :]
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes; views of what is cut off keep it."""
-        mapped.cut(self.fd, size)
+        """Cut the file to `size` bytes."""
+        os.ftruncate(self.fd, size)
 
     def sync(self) -> None:
         """Make the file's bytes durable (fdatasync). Blocks."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, ParamSpec
 
@@ -97,14 +96,6 @@ class LoopSteps:
     def named(self, work: str, coroutine: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
         """Have the steps of a coroutine, which becomes a task, belong to `work`."""
         return _Timed(self, work, coroutine)
-
-    def run(self, work: str, call: Callable[..., None], *arguments: Any) -> None:
-        """Call back."""
-        began = self.begin(work)
-        try:
-            call(*arguments)
-        finally:
-            self.end(began)
 
     def begin(self, work: str) -> float:
         """Begin a step; give the result to `end`."""
@@ -189,7 +180,23 @@ def _sample(step: Step) -> tuple[dict[str, str], float]:
 def timed(loop: asyncio.AbstractEventLoop, work: str, callback: Callable[Given, None]) -> Callable[Given, None]:
     """Have a callback of the loop timed, where steps are; it belongs to `work` unless it names another."""
     steps = loop.get_task_factory()
-    return partial(steps.run, work, callback) if isinstance(steps, LoopSteps) else callback
+    if not isinstance(steps, LoopSteps):
+        return callback
+    clock = steps.clock
+
+    def step(*given: Given.args, **named: Given.kwargs) -> None:
+        """`begin` and `end` without calls: the loop is called back with every request."""
+        began = clock()
+        if began > steps.mark_due:
+            steps.mark(began)
+        steps.work = work
+        try:
+            callback(*given, **named)
+        finally:
+            if (took := clock() - began) > steps.noted:
+                steps.note(took, began)
+
+    return step
 
 
 def name_of(coroutine: object) -> str:

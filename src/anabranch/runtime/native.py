@@ -47,6 +47,7 @@ _SEARCH_ANSWER, _SEARCH_ANSWER_END, _FOUND, _MALFORMED = 7, 9, 1, -1
 _LARGE = 64 * 1024
 """Bytes from which on other threads may run meanwhile."""
 _Number = ctypes.c_int64
+_byte_of, _address_of = ctypes.c_char.from_buffer, ctypes.addressof
 _Sheet = _Number * (_ANSWER_END + REFUSED_RECORDS_REPORTED_MAX)
 
 
@@ -217,8 +218,11 @@ class NativeExamination:
             sheet_at = ctypes.addressof(sheet)
             self._own.sheet = sheet, sheet_at
         size = len(records)
-        held = _held(records)
-        at = ctypes.addressof(held)
+        try:
+            held = _byte_of(records)
+        except (TypeError, ValueError):
+            held = _held(records)
+        at = _address_of(held)
         _QUESTION.pack_into(sheet, 0, at, at + size, count, base_timestamp, max_timestamp, *accepted)
         found = self._quick(sheet_at) if size < _LARGE else self._long(sheet_at)
         if found == _SOUND:

@@ -139,7 +139,7 @@ def decide_append(
     """
     if role is None:
         return NOT_LEADER
-    if topic_id_said not in (NO_TOPIC_ID, role.topic_id):
+    if topic_id_said is not NO_TOPIC_ID and topic_id_said not in (NO_TOPIC_ID, role.topic_id):
         return UNKNOWN_TOPIC
     producer_id = header.producer_id
     known = table.known(producer_id)
@@ -161,8 +161,13 @@ def decide_append(
         return _redirect(role, ancestors, header, held, newcomers)
     if producer_id == NO_PRODUCER_ID:
         return APPEND
-    refused = None if known is not None else _refuse_newcomer(table, producer_id, newcomers)
-    return refused or _refuse_transaction(table, known, header, held) or APPEND
+    if known is None:
+        refused: Refuse | Verify | None = _refuse_newcomer(table, producer_id, newcomers)
+        if refused is not None:
+            return refused
+    elif known.transaction_start is None and not header.is_transactional:
+        return APPEND
+    return _refuse_transaction(table, known, header, held) or APPEND
 
 
 def _refuse_newcomer(table: ProducerTable, producer_id: int, newcomers: Newcomers) -> Refuse | None:

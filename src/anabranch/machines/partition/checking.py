@@ -22,6 +22,7 @@ from anabranch.base.limits import DECOMPRESSION_RATIO_MAX, EXPANDED_SIZE_MAX, PR
 from anabranch.machines.partition.appending import Refuse
 from anabranch.records.batch import (
     ATTRIBUTES_OF_PRODUCERS,
+    COVERED_FROM,
     HEADER_SIZE,
     TRANSACTIONAL,
     BatchHeader,
@@ -33,6 +34,7 @@ from anabranch.records.batch import (
     recompressed,
     stamp_max_timestamp,
 )
+from anabranch.records.checksum import crc32c
 from anabranch.records.compression import (
     COMPRESSION_MASK,
     Bytes,
@@ -166,22 +168,24 @@ def check_batches(
     TooLongError where that takes more than the `effort`; None bounds nothing. The check can then be begun anew.
     """
     batches: list[CheckedBatch] = []
-    end = 0
+    end, whole = 0, len(data)
     accepted = _accepted(limits, now_ms)
     try:
-        while end < len(data):
+        while end < whole:
             header = parse_header(data, end)
-            if header.size > limits.message_size_max:
+            size = header.size
+            if size > limits.message_size_max:
                 return Refuse(
                     ErrorCode.MESSAGE_TOO_LARGE,
-                    f"The batch has {header.size} bytes, max.message.bytes allows {limits.message_size_max}.",
+                    f"The batch has {size} bytes, max.message.bytes allows {limits.message_size_max}.",
                 )
             if effort is not None:
                 count = header.record_count  # More than are allowed are not examined.
-                effort.spend(header.size, count if count <= RECORDS_PER_BATCH_MAX else 0)
-            check(data, end, header)
-            batch = data[end : end + header.size]
-            end += header.size
+                effort.spend(size, count if count <= RECORDS_PER_BATCH_MAX else 0)
+            if crc32c(data[end + COVERED_FROM : end + size]) != header.crc:
+                check(data, end, header)
+            batch = data if size == whole else data[end : end + size]
+            end += size
             found = refuse_header(header) or _check_records(batch, header, limits, accepted, examine, effort)
             if isinstance(found, Refuse):
                 return found

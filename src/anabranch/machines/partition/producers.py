@@ -198,14 +198,19 @@ class ProducerTable:
 
     # Folding.
 
-    def apply(self, batch: Batch, now_ms: int, marker: Marker | None = None) -> AbortedTransaction | None:
+    def apply(
+        self, batch: Batch, now_ms: int, marker: Marker | None = None, base_offset: int | None = None
+    ) -> AbortedTransaction | None:
         """Fold a batch that is in the log, with its offsets; for a control batch, with the marker that it holds.
 
         Returns the new line of the aborted-transaction index, if any. `now_ms`: the time of the producer's activity.
+        `base_offset`: its offset in the log, where `batch` has another one.
         """
-        if batch.producer_id == NO_PRODUCER_ID:
-            return None
         producer_id = batch.producer_id
+        if producer_id == NO_PRODUCER_ID:
+            return None
+        if base_offset is None:
+            base_offset = batch.base_offset
         known = self._producers.pop(producer_id, None)
         if known is None:
             self._make_room()
@@ -217,19 +222,22 @@ class ProducerTable:
         if batch.is_control:
             if marker is not None:
                 coordinator_epoch = max(coordinator_epoch, marker.coordinator_epoch)
-                line = self._end(batch, transaction_start, marker)
+                line = self._end(producer_id, base_offset, transaction_start, marker)
                 transaction_start = None
         else:
             if batch.base_sequence != NO_SEQUENCE:
-                last = sequence_after(batch.base_sequence, batch.last_offset_delta)
-                last_offset = batch.base_offset + batch.last_offset_delta
-                newest = Remembered(batch.base_sequence, last, batch.base_offset, last_offset, batch.max_timestamp)
+                first, delta = batch.base_sequence, batch.last_offset_delta
+                last = sequence_after(first, delta)
+                # These, and `Producer(...)`, at half the cost; every produced batch has one of each.
+                newest = tuple.__new__(Remembered, (first, last, base_offset, base_offset + delta, batch.max_timestamp))
                 batches = (*batches[1 - PRODUCER_BATCHES_REMEMBERED :], newest)
-            if batch.is_transactional and transaction_start is None:
-                transaction_start = batch.base_offset
+            if transaction_start is None and batch.is_transactional:
+                transaction_start = base_offset
                 self._undecided[transaction_start] = producer_id
-        self._awaited.pop(producer_id, None)
-        self._producers[producer_id] = Producer(epoch, coordinator_epoch, last, transaction_start, batches, now_ms)
+        if self._awaited:
+            self._awaited.pop(producer_id, None)
+        fields = (epoch, coordinator_epoch, last, transaction_start, batches, now_ms)
+        self._producers[producer_id] = tuple.__new__(Producer, fields)
         return line
 
     def seen_by(self, now_ms: int) -> None:
@@ -358,15 +366,15 @@ class ProducerTable:
 
     # Within.
 
-    def _end(self, batch: Batch, first: int | None, marker: Marker) -> AbortedTransaction | None:
+    def _end(self, producer_id: int, offset: int, first: int | None, marker: Marker) -> AbortedTransaction | None:
         if first is None:
             return None
         self._undecided.pop(first, None)
-        self._ended[first] = batch.base_offset
+        self._ended[first] = offset
         if marker.commit:
             return None
-        stable = next(iter(self._undecided), batch.base_offset + 1)
-        line = AbortedTransaction(batch.producer_id, first, batch.base_offset, stable)
+        stable = next(iter(self._undecided), offset + 1)
+        line = AbortedTransaction(producer_id, first, offset, stable)
         self.aborted.add(line)
         return line
 

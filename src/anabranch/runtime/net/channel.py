@@ -34,8 +34,6 @@ FRAMES_ROUND_S = 0.005
 """The turns of all channels that have more frames than their turn takes, together; but each hands over one frame."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""
-FREED_APART_SIZE = 16 * 1024 * 1024
-"""A larger part is freed in a thread when it is sent: to give back its pages takes 0.08 ms for each MB."""
 PARTS_PER_CALL_MAX = 512
 GATHERED_PARTS_MAX = 64
 """Answers to frames that came in one piece are sent together, up to so many parts."""
@@ -66,12 +64,6 @@ _IN_MEMORY = (*_IN_ONE_PIECE, Gathered)
 def memory_size(parts: Iterable[Part]) -> int:
     """The bytes of memory of parts: a slice of a file has none."""
     return sum(len(part) for part in parts if isinstance(part, _IN_MEMORY))
-
-
-def _is_freed_apart(part: Part) -> bool:
-    """Whether a part, or what it is the rest of, takes long to be freed."""
-    whole = part.obj if isinstance(part, memoryview) else part
-    return isinstance(whole, (bytes, bytearray)) and len(whole) > FREED_APART_SIZE
 
 
 class FrameError(ValueError):
@@ -141,7 +133,8 @@ class FrameChannel:
         self._out: deque[Part] = deque()
         self._unsent = 0
         self._reading = False
-        self._writing = False
+        self.writing = False
+        """Whether bytes wait for the transport to take them."""
         self._paused = False
         self._consuming = False
         self._gathering = False
@@ -158,12 +151,12 @@ class FrameChannel:
     @property
     def unsent(self) -> int:
         """Bytes written that the transport has not taken."""
-        return self._unsent if self._writing else 0
+        return self._unsent if self.writing else 0
 
     @property
     def unsent_memory(self) -> int:
         """Those of them that are in memory, not in files."""
-        return memory_size(self._out) if self._writing else 0
+        return memory_size(self._out) if self.writing else 0
 
     @property
     def holds_memory(self) -> bool:
@@ -209,7 +202,8 @@ class FrameChannel:
     def _on_readable(self) -> None:
         turn = READ_TURN_SIZE_MAX
         try:
-            while turn > 0 and self._reading:
+            # With frames that wait for their turn nothing is received: to stop reading for that takes system calls.
+            while turn > 0 and self._reading and self._kept is None:
                 if self._frame is not None:
                     if self._filled == len(self._frame) and not self._grown():
                         break
@@ -223,13 +217,16 @@ class FrameChannel:
                     if self._filled == self._frame_size:
                         self._finish_frame()
                     continue
-                head = len(self._head)
                 view = self._landing.view
+                head, end = len(self._head), len(view)
                 if head:
                     view[:head] = self._head
-                most = min(SMALL_FRAME_SIZE, len(view)) if self._pool.scarce else len(view)
-                asked = (4 if self._large else most) - head
-                got = self._transport.receive_into(view[head : head + asked])
+                if self._large:
+                    end = 4
+                elif self._pool.scarce:
+                    end = min(SMALL_FRAME_SIZE, end)
+                asked = end - head
+                got = self._transport.receive_into(view if asked == len(view) else view[head:end])
                 if got == 0:
                     self.close()
                     return
@@ -240,7 +237,8 @@ class FrameChannel:
                 taken = self._consume(view[:end])
                 if self._keeps(end - taken):
                     kept = self._pool.take(end - taken)
-                    kept[: end - taken] = view[taken:end]
+                    with memoryview(kept) as room:  # A bytearray would take a copy of a copy.
+                        room[: end - taken] = view[taken:end]
                     self._keep(kept, 0, end - taken)
                 elif taken < end:
                     self._head = bytes(view[taken:end])
@@ -263,8 +261,7 @@ class FrameChannel:
         """Hand over whole frames in `data`, as many as one turn may; return the bytes that are done with."""
         position = 0
         end = len(data)
-        turn_s = min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + self._pool.turns))
-        turn, turn_end = FRAMES_PER_TURN_MAX, perf_counter() + turn_s
+        turn, turn_end = FRAMES_PER_TURN_MAX, 0.0
         self._consuming = self._gathering = True
         try:
             while turn and end - position >= 4 and not self._paused and not self.closed:
@@ -277,14 +274,18 @@ class FrameChannel:
                 if end - position < size:
                     self._begin_frame(size, data[position:])
                     return end
-                with data[position : position + size] as frame:
+                following = position + size
+                if turn_end == 0.0 and end - following >= 4:  # Most often a frame comes alone.
+                    turn_s = min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + self._pool.turns))
+                    turn_end = perf_counter() + turn_s
+                with data[position:following] as frame:
                     self._handler.on_frame(frame)
-                position += size
-                if turn and end - position >= 4 and perf_counter() > turn_end:
+                position = following
+                if end - position >= 4 and perf_counter() > turn_end:
                     break
         finally:
             self._consuming = self._gathering = False
-            if self._out and not self._writing:
+            if self._out and not self.writing:
                 self._send()
         if 0 < end - position < 4:
             self._large = False
@@ -298,7 +299,6 @@ class FrameChannel:
         self.held_since = self._loop.time()
         self._kept, self._kept_range = buffer, (start, end)
         if not self._paused:
-            self._read_off()
             self._consume_soon()
 
     def _consume_soon(self) -> None:
@@ -399,7 +399,7 @@ class FrameChannel:
             if size:
                 self._out.append(part)
                 self._unsent += size
-        if not self._writing and (not self._gathering or len(self._out) >= GATHERED_PARTS_MAX):
+        if not self.writing and (not self._gathering or len(self._out) >= GATHERED_PARTS_MAX):
             self._send()
 
     def _send(self) -> None:
@@ -422,7 +422,6 @@ class FrameChannel:
                     else:
                         out[0] = _RestOfFile(first, sent)
                 else:
-                    del first  # It would keep what is sent.
                     sent = self._send_bytes()
                 self._unsent -= sent
                 self.sent += sent
@@ -434,16 +433,25 @@ class FrameChannel:
             return
         self.progress_at = self._loop.time()
         if out:
-            if not self._writing:
-                self._writing = True
+            if not self.writing:
+                self.writing = True
                 self._loop.add_writer(self._fd, timed(self._loop, "network", self._send))
-        elif self._writing:
-            self._writing = False
+        elif self.writing:
+            self.writing = False
             self._loop.remove_writer(self._fd)
             self._handler.on_drained()
 
     def _send_bytes(self) -> int:
         out = self._out
+        if len(out) == 1:  # Most answers are one part, and are sent alone.
+            alone = out[0]
+            assert isinstance(alone, _IN_ONE_PIECE)
+            sent = self._transport.send(alone)
+            if sent == len(alone):
+                out.clear()
+            elif sent:
+                out[0] = memoryview(alone)[sent:]
+            return sent
         batch: list[bytes | bytearray | memoryview] = []
         more = 0
         for part in out:
@@ -454,8 +462,7 @@ class FrameChannel:
                 break
             batch.append(part)
         transport = self._transport
-        sent = left = transport.send(batch[0], more) if len(batch) == 1 else transport.send_parts(batch, more)
-        spent: list[Part] = []
+        left = sent = transport.send(batch[0], more) if len(batch) == 1 else transport.send_parts(batch, more)
         for part in batch:
             if left < len(part):
                 if left:
@@ -463,12 +470,6 @@ class FrameChannel:
                 break
             left -= len(part)
             out.popleft()
-            if _is_freed_apart(part):
-                spent.append(part)
-        if spent:
-            batch.clear()
-            del part
-            self._loop.run_in_executor(None, spent.clear)
         return sent
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -479,14 +480,11 @@ class FrameChannel:
             return
         self.closed = True
         self._read_off()
-        if self._writing:
-            self._writing = False
+        if self.writing:
+            self.writing = False
             self._loop.remove_writer(self._fd)
         if self._awaits_memory:
             self._pool.forget(self)
-        if any(map(_is_freed_apart, self._out)):
-            spent, self._out = self._out, deque()
-            self._loop.run_in_executor(None, spent.clear)
         self._out.clear()
         self._unsent = 0
         if self._buffer is not None and self._frame is not None:

@@ -119,9 +119,10 @@ class Endpoint(NamedTuple):
 
     def handle(self, broker: BrokerContext, request: Any, call: RequestContext) -> Any:
         """Lower the fields of a request to their limits, drop what it names twice, and handle it, in parts if long."""
-        for name, limit in self.limits.items():
-            if getattr(request, name) > limit:
-                setattr(request, name, limit)
+        if self.limits:
+            for name, limit in self.limits.items():
+                if getattr(request, name) > limit:
+                    setattr(request, name, limit)
         if self.parts is not None:
             if self.parts.long(request):
                 return handle_in_parts(self.handler, self.parts, broker, request, call)
@@ -143,7 +144,6 @@ _TRANSACTION, _OFFSETS = (Resource.TRANSACTIONAL_ID,), (Resource.GROUP, Resource
 _TIMEOUT = MappingProxyType({"timeout_ms": TIMEOUT_MAX_MS})
 _O = Operation
 _NESTED = Parts("topics", "topics", "partitions", "partitions")
-_COMMITS = _NESTED._replace(weight=2)
 _NUMBERS = Parts("topics", "topics", "partition_indexes", "partitions")
 
 
@@ -153,7 +153,7 @@ def _itself(name: str) -> str:
 
 _PARTS: dict[int, Parts] = {
     2: _NESTED,
-    8: _COMMITS,
+    8: _NESTED,
     10: Parts("coordinator_keys", "coordinators", key=_itself),
     13: Parts("members", "members"),
     15: Parts("groups", "groups", key=_itself),
@@ -161,7 +161,7 @@ _PARTS: dict[int, Parts] = {
     20: Parts("topics", "responses", asked_earlier="topic_names"),
     21: _NESTED,
     23: _NESTED,
-    28: _COMMITS,
+    28: _NESTED,
     32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name), weight=40),
     33: Parts("resources", "responses"),
     37: Parts("topics", "results"),

@@ -149,31 +149,35 @@ def _append_all(
     check_transaction = _transaction_check(broker, request.transactional_id, call.api_version)
     now_ms = broker.clock.now_ms()
     appender = Appender(replicas, now_ms, check_transaction, broker.checks.now, broker.producer_ids.given_below)
+    by_id = call.api_version >= TOPIC_IDS_SINCE
     for topic in request.topic_data:
-        name = _name_of(broker, topic, call)
+        name = _name_of(broker, topic, call) if by_id else topic.name
         answers: list[PartitionProduceResponse] = []
         for data in topic.partition_data:
             if refusal is not ErrorCode.NONE:
                 answers.append(PartitionProduceResponse(index=data.index, error_code=refusal, base_offset=-1))
                 continue
-            partition = None if name is None else replicas.get(name, data.index)
+            number, records = data.index, data.records
+            partition = None if name is None else replicas.get(name, number)
             if name is None:
                 produced = Produced(UNKNOWN_TOPIC.code, message=UNKNOWN_TOPIC.message)
             elif name in INTERNAL_TOPICS:
                 produced = Produced(ErrorCode.INVALID_TOPIC_EXCEPTION, message="Only the broker writes to this topic.")
-            elif partition is None and not broker.view.has_removed(name, data.index):
-                produced = Produced(replicas.missing(name, data.index))
+            elif partition is None and not broker.view.has_removed(name, number):
+                produced = Produced(replicas.missing(name, number))
             elif partition is not None and partition.offline_reason is not None:
                 produced = Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=partition.offline_reason)
-            elif data.records is None or not len(data.records):
+            elif records is None or not len(records):
                 produced = Produced(ErrorCode.INVALID_RECORD, message="There are no records.")
             else:
-                addressed = partition or replicas.removed_partition(TopicPartition(name, data.index))
+                assert isinstance(records, memoryview)
+                addressed = partition or replicas.removed_partition(TopicPartition(name, number))
+                outcome = checked.get(id(data)) if checked else None
                 produced = appender.produce(
-                    addressed, _view(data), topic.undeleted_partition_count, checked.get(id(data)), topic.topic_id
+                    addressed, records, topic.undeleted_partition_count, outcome, topic.topic_id
                 )
             answer = PartitionProduceResponse(
-                index=data.index,
+                index=number,
                 error_code=produced.error,
                 base_offset=produced.base_offset,
                 log_append_time_ms=produced.log_append_time_ms,
@@ -193,8 +197,8 @@ def _append_all(
                     replicas.commit_then(appended_to, unsynced.wait_for(answer))
                 else:
                     replicas.commit(appended_to)
-            if partition is not None and produced.error is ErrorCode.NONE and not produced.unsynced:
-                replicas.commit_if_due(partition)
+            if partition is not None and partition.log.flush_due and not produced.unsynced:
+                replicas.commit(partition)  # A segment was finished, and no request waits for it.
         topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
     return ProduceResponse(responses=topics), unsynced
 

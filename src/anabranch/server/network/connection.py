@@ -178,6 +178,8 @@ class Connection:
         self._held_since = 0.0
         self._apart = False
         """Whether a request is handled apart from the loop, so that no further one may begin."""
+        self._call: RequestContext | None = None
+        """The context of the last request: most have the same."""
         self._hung_up = False
         self._dropped = False
         """Whether the turn of a dropped answer has come: a later one would be taken for it, and is not sent."""
@@ -301,18 +303,25 @@ class Connection:
         began: float,
         release: Callable[[], None] = keep_message,
     ) -> None:
-        if self._drops(header.api_key):
+        api_key, api_version, correlation_id, client_id = header
+        if self._hung_up and self._drops(api_key):
             return
-        endpoint = self._service.endpoints.get(header.api_key)
+        service = self._service
+        endpoint = service.endpoints.get(api_key)
         if endpoint is None:
-            self.violate(f"API key {header.api_key} is not served")
+            self.violate(f"API key {api_key} is not served")
             return
-        metrics = self._service.metrics_of(header.api_key)
+        metrics = service.api_metrics.get(api_key) or service.metrics_of(api_key)
         metrics.requests.value += 1
-        self._service.steps.work = metrics.name
-        call = RequestContext(ANONYMOUS, header.client_id, self.peer, self.number, header.api_version, release)
+        service.steps.work = metrics.name
+        call = self._call
+        if call is None or call.api_version != api_version or call.client_id != client_id:
+            call = self._call = RequestContext(ANONYMOUS, client_id, self.peer, self.number, api_version)
+        if release is not keep_message:
+            call = call._replace(release=release)
         try:
-            answer = endpoint.handle(self._broker, request, call)
+            is_plain = endpoint.parts is None and not endpoint.limits
+            answer = (endpoint.handler if is_plain else endpoint.handle)(self._broker, request, call)
             if isinstance(answer, Apart):
                 apart = _whole(answer, request) if self._apart else self._handle_apart(answer, request, frame)
                 self._await(apart, header, metrics, began)
@@ -325,7 +334,7 @@ class Connection:
                 return
             if answer is None:
                 return
-            self._send(encode_response(answer, header.api_key, header.api_version, header.correlation_id))
+            self._send(encode_response(answer, api_key, api_version, correlation_id))
         except CloseConnectionError as error:
             events.debug("connection closed", peer=self.peer, reason=error)
             self.channel.close()
@@ -438,13 +447,18 @@ class Connection:
             self._places.append(place)
         else:
             self._write(parts)
-        if self._places or self.channel.unsent:
-            self._note_answers()
+            if not self.channel.writing:  # Sent, or sent with others soon: nothing is held.
+                if self._apart:
+                    self._hold_back()
+                return
+        self._note_answers()
         self._hold_back()
 
     def _note_answers(self) -> None:
         """Note the memory that answers hold; close the connection that holds most if that is too much by far."""
-        held = self.channel.unsent_memory + sum(memory_size(place.parts) for place in self._places if place.parts)
+        held = self.channel.unsent_memory
+        if self._places:
+            held += sum(memory_size(place.parts) for place in self._places if place.parts)
         if held == self._held:
             return
         if not self._held:

@@ -45,9 +45,11 @@ class DiskSpace:
         )
         metrics.gauge("anabranch_disk_free_bytes", "Free bytes of the disk.", free)
 
-    def refusal(self, size: int) -> str | None:
-        """Count a batch that is about to be appended; a sentence if there is no room for it."""
-        now_ms = self._clock.monotonic_ms()
+    def refusal(self, size: int, now_ms: int) -> str | None:
+        """Count a batch that is about to be appended; a sentence if there is no room for it.
+
+        `now_ms` is of any clock that never goes back, the same for all calls.
+        """
         self._left -= size
         if self._look_due_ms is None or now_ms >= self._look_due_ms or (self._left < 0 and not self._refusing):
             self._look_due_ms = now_ms + LOOK_INTERVAL_MS

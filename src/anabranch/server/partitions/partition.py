@@ -20,7 +20,7 @@ from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.cuts import NO_CUTS
 from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.producers import Marker, ProducerTable
-from anabranch.records.batch import BatchHeader, parse_end_transaction_marker
+from anabranch.records.batch import CONTROL, BatchHeader, parse_end_transaction_marker
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.interface import Appended, PartitionLog
@@ -32,6 +32,8 @@ Watcher = Callable[[], None]
 
 class Counter(Protocol):
     """A counter of bytes or records."""
+
+    value: float
 
     def add(self, amount: float = 1) -> None: ...
 
@@ -125,15 +127,16 @@ class Partition:
     def append(self, data: bytearray | memoryview, header: BatchHeader, now_ms: int) -> Appended:
         """Append one checked batch and remember its producer. OSError when the disk refuses; nothing changed then."""
         self._now_ms = now_ms
-        appended = self.log.append(data, self.leader_epoch, now_ms, header)
+        role = self.leadership
+        appended = self.log.append(data, NO_LEADER_EPOCH if role is None else role.leader_epoch, now_ms, header)
         if header.producer_id >= 0:
-            marker = _marker(data) if header.is_control else None
-            self.table.apply(header._replace(base_offset=appended.base_offset), now_ms, marker)
+            marker = _marker(data) if header.attributes & CONTROL else None
+            self.table.apply(header, now_ms, marker, appended.base_offset)
             if marker is not None:
                 self.table.last_stable_offset(self.log.high_watermark)  # It forgets transactions that have ended.
-        self.bytes_in.add(header.size)
-        self.messages_in.add(header.record_count)
-        if not self.settings.fsync:
+        self.bytes_in.value += header.size
+        self.messages_in.value += header.record_count
+        if self._watchers is not None and not self.settings.fsync:
             self.changed()
         return appended
 

@@ -489,11 +489,6 @@ class Replicas:
         """As `commit`; calls `done` with the OSError of the sync, or None."""
         partition.log.commit_then(done)
 
-    def commit_if_due(self, partition: Partition) -> None:
-        """Sync a segment that was finished where no request waits for it."""
-        if partition.log.flush_due:
-            partition.log.commit()
-
     async def maintain(self, producer_idle_max_ms: int) -> None:
         """Delete records past their retention, forget idle producers, save the others."""
         now_ms, old_by_ms = self.time.now_ms(), self.age.now_ms()

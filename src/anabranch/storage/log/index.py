@@ -75,8 +75,9 @@ class _Entries:
         self.path = path
 
     def append(self, entry: tuple[int, int]) -> None:
-        self._newest.append(entry)
-        if len(self._newest) % PAGE_ENTRIES == 0:
+        newest = self._newest
+        newest.append(entry)
+        if len(newest) % PAGE_ENTRIES == 0:
             with contextlib.suppress(OSError):  # They stay in memory, and are tried again with the next page.
                 self.store()
 
@@ -164,7 +165,8 @@ class SparseIndex:
         """Add a batch: its first offset and position, and the largest timestamp before it with its offset."""
         self.unsynced = True
         self._places.append((offset - self._base, position))
-        self._times.append((timestamp, max(timestamp_offset - self._base, 0)))
+        behind = timestamp_offset - self._base
+        self._times.append((timestamp, behind if behind > 0 else 0))
 
     def floor(self, offset: int) -> tuple[int, int]:
         """The offset and position of the last indexed batch that begins at or before `offset`."""

@@ -231,18 +231,18 @@ class LocalLog:
     ) -> Appended:
         """Append whole, checked batches; offsets and the epoch are stamped into `data`, which is written as it is.
 
-        `header` is that of a single batch, if the caller has read it. Raises OSError, with the log unchanged, when the
-        disk refuses.
+        `header` is that of a single batch, if the caller has read it. OSError when the disk refuses: nothing changed.
         """
         if self._failure is not None:
             self._resume(now_ms)
         base = end = self.end
-        self._home.make(self.epochs)
-        found = list(headers(data)) if header is None else [(0, header)]
+        if not self._home.exists:
+            self._home.make(self.epochs)
+        found = list(headers(data)) if header is None else ((0, header),)
         for position, each in found:
             stamp(data, position, end, leader_epoch)
             end += each.last_offset_delta + 1
-        assert found and found[-1][0] + found[-1][1].size == len(data), "whole batches are appended, and at least one"
+        assert found and position + each.size == len(data), "whole batches are appended, and at least one"
         segment = self._segment_for(len(data), end, now_ms)
         at = segment.size
         segment.append(data)
@@ -257,7 +257,7 @@ class LocalLog:
             segment.note(offset, at + position, each.size, following, each.max_timestamp)
             offset = following
         self.end = end
-        return Appended(base, end - 1)
+        return tuple.__new__(Appended, (base, end - 1))  # At half the cost of `Appended(...)`.
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
         active = self._segments[-1]

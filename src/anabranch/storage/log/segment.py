@@ -215,7 +215,7 @@ class Segment:
 
     def append(self, data: bytes | bytearray | memoryview) -> None:
         """Write batches at the end; `note` each of them afterwards. After an error the segment is unchanged."""
-        file = self.file
+        file = self._file or self.file
         if self.owner is not None:
             self.owner.lately_used = True
         self.unsynced = True
@@ -235,10 +235,11 @@ class Segment:
     def note(self, base_offset: int, position: int, size: int, next_offset: int, timestamp: int) -> None:
         """Index a batch of the file; `timestamp` is the largest of its records'."""
         if position == 0 or position + size - self._indexed_to > self._index_interval:
-            self.index.append(base_offset, position, *self.max_timestamp)
+            index = self._index
+            (self.index if index is None else index).append(base_offset, position, *self.max_timestamp)
             self._indexed_to = position + size
         if timestamp > self.max_timestamp.timestamp:
-            self.max_timestamp = MaxTimestamp(timestamp, next_offset - 1)
+            self.max_timestamp = tuple.__new__(MaxTimestamp, (timestamp, next_offset - 1))
         self.end = next_offset
         if self._recent_offsets is _NOTHING:
             self._recent_offsets, self._recent_positions = array("q"), array("q")

@@ -40,27 +40,27 @@ def test_records_are_refused_before_the_disk_is_full_and_taken_when_there_is_spa
     caplog.set_level("INFO", "anabranch")
     clock, disk = SteadyClock(), FileSystem()
     space = DiskSpace(disk, clock, Metrics(), free_min=600)
-    assert space.refusal(300) is None
+    assert space.refusal(300, clock.at_ms) is None
     disk.free = 700
-    assert space.refusal(100) is None
+    assert space.refusal(100, clock.at_ms) is None
     assert disk.looks == 1
     disk.free = 600
-    refusal = space.refusal(1)
+    refusal = space.refusal(1, clock.at_ms)
     assert refusal is not None and "log.dirs.free.bytes.min" in refusal, "what was appended counts at once"
     assert disk.looks == 2
     for _ in range(10):
-        assert space.refusal(1) is not None
+        assert space.refusal(1, clock.at_ms) is not None
     assert disk.looks == 2, "a refused client does not have the file system asked"
     disk.free = 10_000
     clock.at_ms += LOOK_INTERVAL_MS
-    assert space.refusal(1) is None
+    assert space.refusal(1, clock.at_ms) is None
     disk.free = 0
     clock.at_ms += LOOK_INTERVAL_MS
-    assert space.refusal(1) is not None, "another program has filled the disk"
+    assert space.refusal(1, clock.at_ms) is not None, "another program has filled the disk"
     for free in (10_000, 0) * 10:
         disk.free = free
         clock.at_ms += LOOK_INTERVAL_MS
-        space.refusal(1)
+        space.refusal(1, clock.at_ms)
     assert [record.message for record in caplog.records] == [
         "records refused: the disk is nearly full",
         "records taken again: the disk has space",
@@ -72,7 +72,7 @@ def test_records_are_refused_before_the_disk_is_full_and_taken_when_there_is_spa
 def test_a_file_system_that_does_not_tell_refuses_nothing() -> None:
     disk = FileSystem()
     disk.broken = True
-    assert DiskSpace(disk, SteadyClock(), Metrics(), free_min=600).refusal(300) is None
+    assert DiskSpace(disk, SteadyClock(), Metrics(), free_min=600).refusal(300, 0) is None
 
 
 class Reserve:
