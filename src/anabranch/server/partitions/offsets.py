@@ -35,12 +35,12 @@ class ListedOffset(NamedTuple):
 NOT_FOUND = ListedOffset(-1, -1, -1)
 
 
-async def list_offset(
-    partition: Partition, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
-) -> ListedOffset | ErrorCode:
-    """Find the first record of `timestamp` or later, or the offset for a special timestamp.
+def list_at_once(
+    partition: Partition, timestamp: int, leader_epoch: int, *, committed: bool
+) -> ListedOffset | ErrorCode | None:
+    """As `list_offset`, where nothing has to be searched for; else None.
 
-    `leader_epoch`: the reader's, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
+    Spark's own source asks for both ends of a partition with every 500 records.
     """
     role = partition.leadership
     if role is None or partition.offline_reason is not None:
@@ -48,6 +48,25 @@ async def list_offset(
     error = refuse_read(role, COUNT_NOT_SAID, leader_epoch)
     if error is not ErrorCode.NONE:
         return error
+    log, epoch = partition.log, role.leader_epoch
+    if timestamp == LATEST:
+        return ListedOffset(-1, partition.last_stable_offset if committed else log.high_watermark, epoch)
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        first_epoch = max(log.epochs.epoch_at(log.log_start), -1) if log.log_start < log.end else epoch
+        return ListedOffset(-1, log.log_start, first_epoch)
+    return NOT_FOUND if timestamp < 0 and timestamp != MAX_TIMESTAMP else None
+
+
+async def list_offset(
+    partition: Partition, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
+) -> ListedOffset | ErrorCode:
+    """Find the first record of `timestamp` or later, or the offset for a special timestamp.
+
+    `leader_epoch`: the reader's, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
+    """
+    found = list_at_once(partition, timestamp, leader_epoch, committed=committed)
+    if found is not None:
+        return found
     try:
         return await _find(partition, timestamp, checks, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as failure:
@@ -58,14 +77,6 @@ async def list_offset(
 async def _find(partition: Partition, timestamp: int, checks: BatchChecks, *, committed: bool) -> ListedOffset:
     log = partition.log
     end = partition.last_stable_offset if committed else log.high_watermark
-    epoch = partition.leader_epoch
-    if timestamp == LATEST:
-        return ListedOffset(-1, end, epoch)
-    if timestamp in (EARLIEST, EARLIEST_LOCAL):
-        first_epoch = max(log.epochs.epoch_at(log.log_start), -1) if log.log_start < log.end else epoch
-        return ListedOffset(-1, log.log_start, first_epoch)
-    if timestamp < 0 and timestamp != MAX_TIMESTAMP:
-        return NOT_FOUND
     largest = timestamp == MAX_TIMESTAMP
     batch = await fetched(log.batch_of_max_timestamp() if largest else log.batch_for_timestamp(timestamp))
     if batch is None:
