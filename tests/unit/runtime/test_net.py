@@ -20,7 +20,7 @@ import pytest
 
 from anabranch.runtime.gathered import Gathered
 from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FrameChannel, FrameError
-from anabranch.runtime.net.pool import MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
+from anabranch.runtime.net.pool import FRAMES_ROUND_S, MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
 
@@ -154,6 +154,54 @@ class BusyPeer(Peer):
         time.sleep(FRAMES_TURN_S / 8)
 
 
+def test_a_client_with_one_frame_waits_for_a_few_of_the_channels_that_have_many() -> None:
+    async def scenario() -> None:
+        pool = BufferPool(1 << 24)
+        many = [SlowPeer(landing=1 << 20, pool=pool) for _ in range(100)]
+        for peer in many:
+            await peer.send(b"".join(map(frame, [b"busy"] * 4)))
+        while len(pool.turns) < len(many):
+            await asyncio.sleep(0)
+        before = sum(len(peer.frames) for peer in many)
+        other = Peer(pool=pool)
+        await other.send(frame(b"x"))
+        while not other.frames:
+            await asyncio.sleep(0)
+        rounds = 4
+        per_round = FRAMES_ROUND_S / (2 * FRAMES_TURN_S) + 1
+        assert sum(len(peer.frames) for peer in many) - before <= rounds * per_round
+        for peer in many:
+            await peer.until(lambda peer=peer: len(peer.frames) == 4)
+        assert not pool.turns
+        for each in (*many, other):
+            each.channel.close()
+            each.sock.close()
+
+    run(scenario)
+
+
+class _FailingPeer(Peer):
+    def on_frame(self, frame: memoryview) -> None:
+        super().on_frame(frame)
+        if len(self.frames) > 20:
+            raise ValueError("ours")
+
+
+def test_a_turn_that_fails_takes_no_turn_from_others() -> None:
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        pool = BufferPool(1 << 24)
+        failing, many = _FailingPeer(landing=1 << 20, pool=pool), Peer(landing=1 << 20, pool=pool)
+        for peer in (failing, many):
+            await peer.send(b"".join(map(frame, [b"x"] * 60)))
+        await many.until(lambda: len(many.frames) == 60)
+        for each in (failing, many):
+            each.channel.close()
+            each.sock.close()
+
+    run(scenario)
+
+
 def test_the_turns_of_many_channels_are_shorter_than_those_of_few() -> None:
     async def scenario() -> None:
         pool = BufferPool(1 << 24)
@@ -161,7 +209,7 @@ def test_the_turns_of_many_channels_are_shorter_than_those_of_few() -> None:
         for peer in many:
             await peer.send(b"".join(map(frame, [b"busy"] * 60)))
         await asyncio.sleep(0.01)
-        assert pool.turns == len(many), "all of them have more"
+        assert len(pool.turns) == len(many), "all of them have more"
         before = sum(len(peer.frames) for peer in many)
         other = Peer(pool=pool)
         await other.send(frame(b"x"))
@@ -171,7 +219,7 @@ def test_the_turns_of_many_channels_are_shorter_than_those_of_few() -> None:
         assert sum(len(peer.frames) for peer in many) - before <= rounds * 2 * len(many)
         for peer in many:
             await peer.until(lambda peer=peer: len(peer.frames) == 60)
-        assert pool.turns == 0
+        assert not pool.turns
         for each in (*many, other):
             each.channel.close()
             each.sock.close()

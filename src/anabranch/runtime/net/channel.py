@@ -21,7 +21,7 @@ from typing import Protocol
 
 from anabranch.runtime.gathered import Gathered
 from anabranch.runtime.loop_steps import timed
-from anabranch.runtime.net.pool import SMALL_FRAME_SIZE, Buffer, BufferPool, Landing
+from anabranch.runtime.net.pool import FRAMES_ROUND_S, SMALL_FRAME_SIZE, Buffer, BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
 READ_TURN_SIZE_MAX = 2 * 1024 * 1024
@@ -30,8 +30,6 @@ FRAMES_PER_TURN_MAX = 16
 """The frames one channel may hand over before the other channels have their turn, however small they are."""
 FRAMES_TURN_S = 0.0005
 """After so long it is the others' turn, too."""
-FRAMES_ROUND_S = 0.005
-"""The turns of all channels that have more frames than their turn takes, together; but each hands over one frame."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""
 PARTS_PER_CALL_MAX = 512
@@ -276,7 +274,7 @@ class FrameChannel:
                     return end
                 following = position + size
                 if turn_end == 0.0 and end - following >= 4:  # Most often a frame comes alone.
-                    turn_s = min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + self._pool.turns))
+                    turn_s = min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + len(self._pool.turns)))
                     turn_end = perf_counter() + turn_s
                 with data[position:following] as frame:
                     self._handler.on_frame(frame)
@@ -302,11 +300,9 @@ class FrameChannel:
             self._consume_soon()
 
     def _consume_soon(self) -> None:
-        self._pool.turns += 1
-        self._loop.call_soon(timed(self._loop, "network", self._consume_kept))
+        self._pool.turns.wait(self._loop, self._consume_kept)
 
     def _consume_kept(self) -> None:
-        self._pool.turns -= 1
         if self.closed or self._paused or self._kept is None:
             return
         buffer, (start, end) = self._kept, self._kept_range

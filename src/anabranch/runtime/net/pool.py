@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
+from collections import deque
 from collections.abc import Callable, Hashable
+from functools import partial
 from itertools import islice
+from time import perf_counter
+
+from anabranch.runtime.loop_steps import timed
 
 LANDING_SIZE = 256 * 1024
 POOL_IDLE_SIZE_MAX = 32 * 1024 * 1024
@@ -21,7 +27,44 @@ WOKEN_MAX = 100
 MAPPED_SIZE = 1 << 20
 """Above this size a buffer is memory of its own: it is not cleared before it is used, and it grows without a copy."""
 
+FRAMES_ROUND_S = 0.003
+"""How long channels that have more frames than their turn takes have turns before new events are looked at."""
+
 Buffer = bytearray | mmap.mmap
+
+
+class Turns:
+    """Channels that have received more frames than their last turn took, in the order of their next turns.
+
+    The rule: a few of them have their turns between two looks at the sockets, however many wait, so that a client that
+    sends one request waits for FRAMES_ROUND_S and one frame, not for a frame of each of a thousand.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[Callable[[], None]] = deque()
+        self._is_due = False
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def wait(self, loop: asyncio.AbstractEventLoop, turn: Callable[[], None]) -> None:
+        """Call `turn` when those before have had theirs."""
+        self._line.append(turn)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(timed(loop, "network", partial(self._take, loop)))
+
+    def _take(self, loop: asyncio.AbstractEventLoop) -> None:
+        line, over = self._line, perf_counter() + FRAMES_ROUND_S
+        try:
+            while line:
+                line.popleft()()
+                if perf_counter() > over:
+                    break
+        finally:
+            self._is_due = bool(line)
+            if line:
+                loop.call_soon(timed(loop, "network", partial(self._take, loop)))
 
 
 class BufferPool:
@@ -37,8 +80,7 @@ class BufferPool:
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.in_use = 0
-        self.turns = 0
-        """Channels that have received more frames than their last turn took, and have their next one soon."""
+        self.turns = Turns()
         self._idle: dict[int, list[Buffer]] = {}
         self._idle_size = 0
         self._holders: dict[Hashable, int] = {}
