@@ -123,6 +123,7 @@ def _read(address: str, share: tuple[int, int], *, shares: bool, records: int, b
             if topic == TOPIC:
                 consumer.assign({})
                 time.sleep(FETCH_WAIT_S)  # What waits for more of the other topic holds up the next fetch.
+                begin.wait()  # All are connected: what that costs the broker is no part of the figure.
                 begin.wait()
             consumer.assign({(topic, 0): [share]} if shares else [(topic, 0)])
             if topic == WARM_UP:
@@ -149,6 +150,7 @@ def _consumed(
     ]
     for reader in readers:
         reader.start()
+    begin.wait()
     filtering_s, cpu_s = _filtering_s(metrics), broker.usage().cpu_s  # To ask for metrics costs processor time, too.
     begin.wait()
     began = time.perf_counter()

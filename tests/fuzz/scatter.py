@@ -34,6 +34,7 @@ from anabranch.records.batch import headers
 from anabranch.records.filtering import SIZE_MAX, Cell, Load, Selection, Spread, in_one_piece, scatter
 from anabranch.records.kernels import memory
 from anabranch.records.kernels import scatter as kernel
+from anabranch.records.kernels.crc32c import LATE_AT, LATE_SIZE_MIN
 from anabranch.runtime import native_scatter
 from anabranch.runtime.gathered import Gathered
 from tests.properties import record_model as model
@@ -104,6 +105,13 @@ class Memory:
         order, mask = "big" if big else "little", (1 << 8 * size) - 1
         return lambda at, value: self.write(at, (value & mask).to_bytes(size, order))  # type: ignore[arg-type]
 
+    def _crc(self, at: int, end: int, tables: int, late: int) -> int:
+        data = bytearray(self.read(at, end - at))
+        if kernel.FOLDS_CRC and len(data) >= LATE_SIZE_MIN:
+            word = int.from_bytes(data[LATE_AT : LATE_AT + 8], "little") ^ late & (1 << 64) - 1
+            data[LATE_AT : LATE_AT + 8] = word.to_bytes(8, "little")
+        return crc32c.crc32c(data)
+
     def operations(self) -> dict[str, Any]:
         """The functions that the kernel calls, by name."""
         found: dict[str, Any] = {}
@@ -123,7 +131,7 @@ class Memory:
         found["trailing_zeros"] = lambda value: (value & -value & MASK_64 or 1 << 64).bit_length() - 1
         found["murmur2"] = lambda at, size: hashing.murmur2(self.read(at, size))
         found["mixed"] = hashing.fmix64
-        found["take_crc"] = lambda at, end, tables: crc32c.crc32c(self.read(at, end - at))
+        found["take_crc_and"] = self._crc
         return found
 
 

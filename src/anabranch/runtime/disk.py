@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import stat
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
+
+from anabranch.runtime import mapped
 
 NAME_MAX = 255
 """Characters of a name in a directory."""
@@ -81,14 +82,12 @@ class File:
             return self.size() if error.errno == errno.ENXIO else position
 
     def map(self, size: int, position: int) -> memoryview:
-        """Map a stretch of the file for reading; it stays valid for as long as the view lives."""
-        aligned = position - position % mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(self.fd, position + size - aligned, prot=mmap.PROT_READ, offset=aligned)
-        return memoryview(mapped)[position - aligned :]
+        """Map a stretch of the file for reading; it stays as it is for as long as the view lives. OSError."""
+        return mapped.stretch(self.fd, size, position)
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
-        os.ftruncate(self.fd, size)
+        """Cut the file to `size` bytes; views of what is cut off keep it."""
+        mapped.cut(self.fd, size)
 
     def sync(self) -> None:
         """Make the file's bytes durable (fdatasync). Blocks."""

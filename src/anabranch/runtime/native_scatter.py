@@ -228,7 +228,7 @@ class _Pass:
         rooms: list[tuple[int, int]] = []
         for part in parts:
             records = part * size / record_size
-            pieces = int(records * _MARGIN + _DEVIATIONS * math.sqrt(records)) + batches + (batch_size >> 8) + 3
+            pieces = int(records * _MARGIN + _DEVIATIONS * math.sqrt(records)) + batches
             own = HEADER_SIZE * batches + int(part * size / _OWN_PART) + 2 * (HEADER_SIZE + _SLACK)
             rooms.append((pieces, -(-own // 8) * 8))
         piece_size = gathered.PIECE_SIZE + gathered.END_SIZE
@@ -242,7 +242,7 @@ class _Pass:
             self._targets[fields + _ENDS_AT] = ends_at
             self._referred.append(memory)
             memory = memory[piece_size * pieces + own :]
-        self._regions(2 * batch_size + HEADER_SIZE + _SLACK)
+        self._regions(2 * max(batch_size, _REFERRED_BATCH_MAX) + HEADER_SIZE + _SLACK)
         return True
 
     def _lend(self) -> bool:

@@ -9,6 +9,7 @@ import mmap
 import os
 import socket
 import struct
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from itertools import accumulate
@@ -19,7 +20,7 @@ from unittest import mock
 import pytest
 
 from anabranch.runtime.gathered import Gathered
-from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FrameChannel, FrameError
+from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FREED_APART_SIZE, FrameChannel, FrameError
 from anabranch.runtime.net.pool import FRAMES_ROUND_S, MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
@@ -530,6 +531,49 @@ def test_an_error_of_ours_while_a_frame_arrives_ends_its_channel_and_is_told_onc
             await asyncio.sleep(0.01)
         assert [str(error) for error in told] == ["a fault"]
         assert peer.pool.in_use == 0
+        peer.sock.close()
+
+    run(scenario)
+
+
+FREED_IN: list[threading.Thread] = []
+
+
+class Freed(bytes):
+    """Tells in which thread it is freed."""
+
+    def __del__(self) -> None:
+        FREED_IN.append(threading.current_thread())
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_large_part_is_freed_in_a_thread_when_it_is_sent_or_never_will_be(read: bool) -> None:
+    size = FREED_APART_SIZE + 1
+
+    async def scenario() -> None:
+        peer, loop = Peer(), asyncio.get_running_loop()
+        FREED_IN.clear()
+        peer.channel.write([b"before", Freed(size), b"after"])
+        left = size + len(b"beforeafter") if read else 100_000
+        while left > 0:
+            left -= len(await loop.sock_recv(peer.sock, 1 << 20))
+        if not read:
+            peer.channel.close()
+        await peer.until(lambda: bool(FREED_IN))
+        assert [threading.main_thread()] != FREED_IN
+        peer.channel.close()
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_small_parts_are_freed_at_once() -> None:
+    async def scenario() -> None:
+        peer = Peer()
+        FREED_IN.clear()
+        peer.channel.write([Freed(10_000)])
+        assert [threading.main_thread()] == FREED_IN
+        peer.channel.close()
         peer.sock.close()
 
     run(scenario)

@@ -24,6 +24,7 @@ from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, p
 CRC_FROM = 21
 _FOLDED_AHEAD = 2048
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(PROCESSOR, "")
+LATE_AT, LATE_SIZE_MIN = 32, 256
 FOLDING = ("avx512f", "vpclmulqdq")
 CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
@@ -59,11 +60,13 @@ def _crc_step(bits: int) -> Callable[[int, int], int]:
     return cast(Callable[[int, int], int], intrinsic(step))
 
 
-def _fold_lines(_: Any, at: Any, lines: Any, factors: Any) -> Any:
+def _fold_lines(_: Any, at: Any, lines: Any, quarters: Any, late: Any, factors: Any) -> Any:
     """Begin a CRC-32C with `lines` times 256 bytes, at least one time, by multiplication without carries.
 
     Sixteen lanes of 16 bytes are each taken 256 bytes further, at which they are congruent to themselves times a power
-    of x, and added to what is there. What is left in the end is folded into one lane, and that taken the usual way.
+    of x, and added to what is there. In the end they are folded into four, which are taken `quarters` times 64 bytes
+    further; what is left is folded into one lane, and that taken the usual way. `late` is added to the eight bytes
+    from LATE_AT on.
     The factors are read from memory that the caller gives, for code that has none (`ahead`).
     """
 
@@ -82,13 +85,15 @@ def _fold_lines(_: Any, at: Any, lines: Any, factors: Any) -> Any:
             pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), kind.as_pointer())
             return builder.load(pointer, align=1)
 
-        first, lines, factors_at = arguments
+        first, lines, quarters, late, factors_at = arguments
         further, by_64, to_end, begin = (loaded(factors_at, place) for place in range(4))
         lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
         for place, lane in enumerate(lanes):
             value = loaded(first, place)
             if place == 0:
-                value = builder.xor(value, begin)
+                none = ir.Constant(kind, [0] * 8)
+                later = builder.insert_element(none, late, ir.Constant(ir.IntType(32), LATE_AT // 8))
+                value = builder.xor(builder.xor(value, begin), later)
             builder.store(value, lane)
         pointer, word = byte.as_pointer(), ir.IntType(32)
         prefetch = declare(
@@ -104,6 +109,12 @@ def _fold_lines(_: Any, at: Any, lines: Any, factors: Any) -> Any:
         rest = builder.load(lanes[0])
         for lane in lanes[1:]:
             rest = builder.xor(moved(rest, by_64), builder.load(lane))
+        builder.store(rest, lanes[0])
+        behind = builder.add(first, builder.shl(lines, ir.Constant(wide, 8)))
+        with cgutils.for_range_slice(builder, ir.Constant(wide, 0), quarters, one, intp=wide) as (quarter, _):
+            address = builder.add(behind, builder.shl(quarter, ir.Constant(wide, 6)))
+            builder.store(builder.xor(moved(builder.load(lanes[0]), by_64), loaded(address, 0)), lanes[0])
+        rest = builder.load(lanes[0])
         ends = moved(rest, to_end)
         crc = ir.Constant(wide, 0)
         step = declare(builder.module, ir.FunctionType(wide, (wide, wide)), "llvm.x86.sse42.crc32.64.64")
@@ -115,10 +126,10 @@ def _fold_lines(_: Any, at: Any, lines: Any, factors: Any) -> Any:
             crc = builder.call(step, (crc, word))
         return crc
 
-    return types.int64(types.int64, types.int64, types.int64), generate
+    return types.int64(*[types.int64] * 5), generate
 
 
-_crc_lines = cast(Callable[[int, int, int], int], intrinsic(_fold_lines))
+_crc_lines = cast(Callable[[int, int, int, int, int], int], intrinsic(_fold_lines))
 _crc_8 = _crc_step(8)
 _crc_64 = _crc_step(64)
 _LONG, _SHORT = 1024, 128
@@ -159,11 +170,20 @@ def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
 @inlined
 def take_crc(at: int, end: int, tables: int) -> int:
     """The CRC-32C of the bytes from `at` to `end`."""
+    return take_crc_and(at, end, tables, 0)
+
+
+@inlined
+def take_crc_and(at: int, end: int, tables: int, late: int) -> int:
+    """As `take_crc`, with `late` added to the eight bytes from LATE_AT on, if there are `LATE_SIZE_MIN` bytes.
+
+    What was just written in small parts cannot be read in large ones before all that was written is in the cache.
+    """
     crc = MASK_32
-    if FOLDS_CRC and end - at >= 256:
-        lines = (end - at) >> 8
-        crc = _crc_lines(at, lines, tables + _FACTORS_AT)
-        at += lines << 8
+    if FOLDS_CRC and end - at >= LATE_SIZE_MIN:
+        quarters = (end - at) >> 6
+        crc = _crc_lines(at, quarters >> 2, quarters & 3, late, tables + _FACTORS_AT)
+        at += quarters << 6
     return _by_steps(crc, at, end, tables) ^ MASK_32
 
 

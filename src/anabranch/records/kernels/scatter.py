@@ -17,7 +17,7 @@ from __future__ import annotations
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.kernels.compiled import inlined, kernel
-from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, FOLDS_CRC, take_crc
+from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, FOLDS_CRC, LATE_AT, LATE_SIZE_MIN, take_crc_and
 from anabranch.records.kernels.hashing import mixed, murmur2
 from anabranch.records.kernels.memory import (
     MASK_32,
@@ -85,6 +85,7 @@ _GUIDE_MASK = (1 << GUIDE_BITS) - 1
 _AHEAD = 2048
 """Bytes that are brought near before they are read."""
 _LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
+_COUNT_SHIFT = 8 * (_COUNT_AT - CRC_FROM - LATE_AT)
 
 
 @inlined
@@ -228,12 +229,11 @@ def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
 
 
 @inlined
-def _begin(target: int, needed: int, batch_size: int) -> bool:
-    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for its pieces."""
+def _begin(target: int, needed: int) -> bool:
+    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for a piece."""
     pieces = i64(target + PIECES_AT)
     own = i64(target + OWN_AT)
-    # Of two neighbouring pieces one is a record of REFERRED_MIN, the header apart.
-    if i64(target + PIECES_END) - pieces < ((batch_size >> 8) + 3) * PIECE_SIZE:
+    if i64(target + PIECES_END) - pieces < PIECE_SIZE:
         return False
     if i64(target + OWN_END) - own < needed:
         return False
@@ -260,6 +260,8 @@ def _refer(target: int, record: int, size: int, given: bool) -> bool:
     if i64(last) + last_size == record:
         put64(last + PIECE_BYTES, last_size + size)
     else:
+        if i64(target + PIECES_END) - piece < PIECE_SIZE:
+            return False
         put64(piece, record)
         put64(piece + PIECE_BYTES, size)
         put64(target + PIECES_NOW, piece + PIECE_SIZE)
@@ -285,19 +287,37 @@ def _keep(target: int) -> None:
 
 
 @inlined
-def _close(target: int, batch: int, tables: int, refers: int) -> None:
-    """Put the header before the records that a target was given of a batch."""
+def _head(target: int, batch: int, refers: int) -> None:
+    """Put a header before the records that a target may be given of a batch, but for its length, count and CRC."""
+    made = i64(target + TARGET_AT)
+    attributes = be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK
+    _move(made, batch, HEADER_SIZE)
+    put_be16(made + _ATTRIBUTES_AT, attributes)
+    put32(made + _COUNT_AT, 0)
+    if refers != 0:
+        own = i64(target + OWN_AT)
+        _move(own, batch, HEADER_SIZE)
+        put_be16(own + _ATTRIBUTES_AT, attributes)
+
+
+@inlined
+def _close(target: int, tables: int, refers: int) -> None:
+    """Complete the header of the records that a target was given of a batch, where it is sent from.
+
+    Nothing is read of what was just written: it would have to wait. So the checksum is told the count, if it can be.
+    """
     made = i64(target + TARGET_AT)
     end = i64(target + TARGET_WRITTEN_TO)
     records = i64(target + TARGET_BATCH_RECORDS)
-    _move(made, batch, HEADER_SIZE)
-    put_be32(made + _LENGTH_AT, end - made - LENGTH_END)
-    put_be16(made + _ATTRIBUTES_AT, be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK)
-    put_be32(made + _COUNT_AT, records)
+    sent = made if refers == 0 else i64(target + OWN_AT)
+    put_be32(sent + _LENGTH_AT, end - made - LENGTH_END)
     if tables != 0:
-        put_be32(made + _CRC_AT, take_crc(made + CRC_FROM, end, tables))
+        late = (records & 0xFF) << 24 | (records & 0xFF00) << 8 | (records >> 8) & 0xFF00 | (records >> 24) & 0xFF
+        if not FOLDS_CRC or end - made - CRC_FROM < LATE_SIZE_MIN:
+            put_be32(made + _COUNT_AT, records)
+        put_be32(sent + _CRC_AT, take_crc_and(made + CRC_FROM, end, tables, late << _COUNT_SHIFT))
+    put_be32(sent + _COUNT_AT, records)
     if refers != 0:
-        _move(i64(target + OWN_AT), made, HEADER_SIZE)
         _keep(target)
     else:
         put64(target + TARGET_AT, end)
@@ -367,10 +387,11 @@ def scatter(sheet: int) -> int:
             made = i64(target + TARGET_AT)
             if i64(target + TARGET_END) - made < needed:
                 return FULL
-            if refers != 0 and not _begin(target, needed, records_end - record):
+            if refers != 0 and not _begin(target, needed):
                 return FULL
             put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
             put64(target + TARGET_BATCH_RECORDS, 0)
+            _head(target, at, refers)
             target += TARGET_SIZE
         if whole:  # Only now: the batch is begun again for all targets if one of them has no room for it.
             target = targets
@@ -432,6 +453,7 @@ def scatter(sheet: int) -> int:
                         chosen = NOBODYS
                 if chosen < NOBODYS:
                     target = targets + chosen * TARGET_SIZE
+                    records = i64(target + TARGET_BATCH_RECORDS)
                     to = i64(target + TARGET_WRITTEN_TO)
                     if record_end - record > i64(target + TARGET_END) - SLACK - to:
                         return FULL
@@ -439,12 +461,12 @@ def scatter(sheet: int) -> int:
                         return FULL
                     _move(to, record, record_end - record)
                     put64(target + TARGET_WRITTEN_TO, to + record_end - record)
-                    put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
+                    put64(target + TARGET_BATCH_RECORDS, records + 1)
                 record = record_end
             target = targets
             while target < targets_end:
                 if i64(target + TARGET_BATCH_RECORDS) > 0:
-                    _close(target, at, tables, refers)
+                    _close(target, tables, refers)
                 target += TARGET_SIZE
         put64(sheet + 8 * RECORDS_AT, 0)  # What was given was this batch's.
         put64(sheet + 8 * NEXT_OFFSET, base_offset + be32(at + _LAST_DELTA_AT) + 1)

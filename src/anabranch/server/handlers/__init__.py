@@ -144,6 +144,7 @@ _TRANSACTION, _OFFSETS = (Resource.TRANSACTIONAL_ID,), (Resource.GROUP, Resource
 _TIMEOUT = MappingProxyType({"timeout_ms": TIMEOUT_MAX_MS})
 _O = Operation
 _NESTED = Parts("topics", "topics", "partitions", "partitions")
+_COMMITS = _NESTED._replace(weight=2)
 _NUMBERS = Parts("topics", "topics", "partition_indexes", "partitions")
 
 
@@ -153,7 +154,7 @@ def _itself(name: str) -> str:
 
 _PARTS: dict[int, Parts] = {
     2: _NESTED,
-    8: _NESTED,
+    8: _COMMITS,
     10: Parts("coordinator_keys", "coordinators", key=_itself),
     13: Parts("members", "members"),
     15: Parts("groups", "groups", key=_itself),
@@ -161,7 +162,7 @@ _PARTS: dict[int, Parts] = {
     20: Parts("topics", "responses", asked_earlier="topic_names"),
     21: _NESTED,
     23: _NESTED,
-    28: _NESTED,
+    28: _COMMITS,
     32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name), weight=40),
     33: Parts("resources", "responses"),
     37: Parts("topics", "results"),

@@ -32,6 +32,7 @@ from anabranch.records.batch import headers
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.filtering import Gathered, Scatter, Scattered, Selection, Spread, in_one_piece
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.mapped import read_in
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OffsetOutOfRangeError, Slice, fetched
@@ -64,10 +65,12 @@ class FilterRefusedError(AnabranchError):
 class FilteredSlice(Slice):
     """The records asked for, of all below `filtered_to`; in pieces, as they were found."""
 
-    __slots__ = ("filtered_to", "parts")
+    __slots__ = ("filtered_to", "log", "parts")
 
-    def __init__(self, parts: Sequence[memoryview | Gathered], filtered_to: int) -> None:
+    def __init__(self, parts: Sequence[memoryview | Gathered], filtered_to: int, log: Log | None = None) -> None:
+        """`log`: that they are of, as it was before they were read."""
         super().__init__(sum(map(len, parts)))
+        self.log = log
         self.parts = parts
         self.filtered_to = filtered_to
 
@@ -170,12 +173,13 @@ class Filters:
                 book.sharers.reached(asked, at)
         finally:
             book.sharers.ended(asked)
-        return FilteredSlice(parts, at)
+        return FilteredSlice(parts, at, log)
 
     def give_back(self, partition: Partition, asked: Asked, offset: int, found: FilteredSlice) -> None:
-        """Keep what there was no room for in an answer."""
+        """Keep what there was no room for in an answer, unless the log was cut since it was read."""
         log, _ = self._book_of(partition)
-        self._keep(partition, log, asked, Piece(offset, found.filtered_to, found.view()))
+        if found.log == log:
+            self._keep(partition, log, asked, Piece(offset, found.filtered_to, found.view()))
 
     def _book_of(self, partition: Partition) -> tuple[Log, _Book]:
         log = Log(partition.topic_id, partition.name.partition, partition.leader_epoch, partition.log_cuts)
@@ -221,14 +225,14 @@ class Filters:
             self._scatter_now(), record_size_max=EXPANDED_SIZE_MAX, work_size_max=self._work_size_max - BLOCK_SIZE_MAX
         )
         if block.size <= INLINE_SIZE:
-            view = block.view()
+            view = read_in(block.view())
             if not any(header.attributes & COMPRESSION_MASK for _, header in headers(view)):
                 found, took_s = _timed(scatter, view, selection, spread)
                 self._cpu_s.add(took_s)
                 return found
         loop = asyncio.get_running_loop()
         work = partial(_timed, scatter)
-        found, took_s = await loop.run_in_executor(self._thread, lambda: work(block.view(), selection, spread))
+        found, took_s = await loop.run_in_executor(self._thread, lambda: work(read_in(block.view()), selection, spread))
         self._cpu_s.add(took_s)
         return found
 

@@ -25,6 +25,7 @@ from anabranch.records.filtering import Load, Scatter, Selection, Spread
 from anabranch.runtime.chance import Chance
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.mapped import read_in
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
@@ -180,7 +181,7 @@ def _counted(scatter: Scatter, block: Slice, spread: Spread) -> tuple[Load | Non
     began = thread_time()
     load: Load | None = Load(spread.held)
     try:
-        scatter(block.view(), NO_TARGET, spread, record_size_max=EXPANDED_SIZE_MAX, work_size_max=0, load=load)
+        scatter(read_in(block.view()), NO_TARGET, spread, record_size_max=EXPANDED_SIZE_MAX, work_size_max=0, load=load)
     except DecodeError:
         load = None
     return load, thread_time() - began

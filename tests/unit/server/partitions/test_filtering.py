@@ -138,3 +138,27 @@ def test_what_was_kept_is_not_looked_at_when_the_log_was_cut_meanwhile(world: Wo
     world.append(2 * BLOCK_SIZE, seed=4)
     found = world.read(HIGH, 0, BLOCK_SIZE // 2)
     assert bytes(found.view()) == world.expected(HIGH, found.filtered_to)
+
+
+def test_what_is_given_back_is_kept_for_the_next_answer(world: World) -> None:
+    world.append(BLOCK_SIZE, seed=5)
+    found = world.read(LOW, 0, BLOCK_SIZE)
+    world.filters.give_back(world.partition, LOW, 0, found)
+    passes = world.passes
+    again = world.read(LOW, 0, BLOCK_SIZE)
+    assert world.passes == passes
+    assert bytes(again.view()) == world.expected(LOW, again.filtered_to)
+
+
+def test_what_is_given_back_after_the_log_was_cut_is_readable_and_not_given_again(world: World) -> None:
+    world.append(BLOCK_SIZE, seed=6)
+    found = world.read(LOW, 0, BLOCK_SIZE)
+    assert isinstance(found.parts[0], Gathered), "it lies in the file"
+    lost = world.expected(LOW, found.filtered_to)
+    world.cut(RECORDS)
+    assert bytes(found.view()) == lost, "its pages are behind the end of the file"
+    world.append(BLOCK_SIZE, seed=7)
+    world.filters.give_back(world.partition, LOW, 0, found)
+    again = world.read(LOW, 0, BLOCK_SIZE)
+    assert bytes(again.view()) == world.expected(LOW, again.filtered_to)
+    assert bytes(found.view()) == lost
