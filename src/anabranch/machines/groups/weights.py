@@ -23,9 +23,15 @@ from anabranch.machines.groups.regex import Regexes
 if TYPE_CHECKING:
     from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
+    from anabranch.protocol.messages.join_group import JoinGroupRequest
+    from anabranch.protocol.messages.sync_group import SyncGroupRequest
 
 LOOKED_AT = 10
 """Partitions that are only looked at, or copied, and weigh as much as one that is handed out."""
+BYTES_READ = 32
+"""Bytes of subscriptions and assignments that are read in the time in which a partition is handed out."""
+LAST_FEW = 2
+"""Members that a rebalance may still wait for when a request or a timer ends it: its own, and one that never joined."""
 JOINING = 0
 
 
@@ -121,6 +127,10 @@ class Weights:
                 return held // LOOKED_AT + gates.questions.known + self.positions.unread_count(group_id)
             case ("compute" | "balance", str(group_id)):
                 return self.weight_of_group(group_id)
+            case ("classic", str(group_id), "join" | "sync"):
+                return len(group.members) if (group := self.groups.get(group_id)) is not None else 0
+            case ("classic", str(group_id), *_):
+                return self.weight_of_classic(group_id, None)
             case (str(), str(group_id), str()):
                 return self.weight_of_group(group_id) if isinstance(self.groups.get(group_id), ConsumerGroup) else 0
         return 0
@@ -145,14 +155,33 @@ class Weights:
         return found
 
     def weight_of_classic(self, group_id: str, member_id: str | None) -> int:
-        """The weight of a classic request in a group of the consumer protocol: of one member, or of all for None."""
+        """The weight of a request of the classic protocol that concerns one member, or all for None.
+
+        Of a classic group all are looked at where one of the last that it waits for comes or goes.
+        """
         group = self.groups.get(group_id)
-        if not isinstance(group, ConsumerGroup):
+        if isinstance(group, ClassicGroup):
+            ends = member_id is None and group.initial is None and len(group.joining) + LAST_FEW >= len(group.members)
+            return len(group.members) if ends else 0
+        if group is None:
             return 0
         if member_id is None:
             return self.weight_of_group(group_id)
         member = group.members.get(member_id)
         return 0 if member is None else self.weight_of_member(group, member)
+
+    def weight_of_join(self, request: JoinGroupRequest) -> int:
+        """The weight of a JoinGroup: a static member that comes back is compared with what the group is assigned."""
+        group = self.groups.get(request.group_id)
+        size = 0
+        if isinstance(group, ClassicGroup) and request.group_instance_id in group.static:
+            size = sum(len(member.assignment) for member in group.members.values())
+            size += 2 * sum(len(protocol.metadata) for protocol in request.protocols)
+        return size // BYTES_READ + self.weight_of_classic(request.group_id, None)
+
+    def weight_of_sync(self, request: SyncGroupRequest) -> int:
+        """The weight of a SyncGroup: the assignments that a leader brings."""
+        return len(request.assignments) + self.weight_of_classic(request.group_id, request.member_id)
 
     def weight_of_offsets(self, group_id: str) -> int:
         """The weight of a look at committed offsets of a group, beside those that are asked for."""

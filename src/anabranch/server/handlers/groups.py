@@ -297,7 +297,7 @@ def handle_join_group(
         call,
         lambda groups, now_ms: groups.join_group(request, caller, ticket, now_ms),
         refuse,
-        weigh=lambda groups: groups.weight_of_classic(request.group_id, None),
+        weigh=lambda groups: groups.weight_of_join(request),
     )
 
 
@@ -317,7 +317,7 @@ def handle_sync_group(
         call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
         lambda code, message: SyncGroupResponse(error_code=code),
-        weigh=lambda groups: groups.weight_of_classic(request.group_id, request.member_id),
+        weigh=lambda groups: groups.weight_of_sync(request),
     )
 
 
