@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
 from anabranch.client import Admin, Consumer, Producer, SubscriptionPattern
 from anabranch.protocol.messages.join_group import JoinGroupRequestProtocol
 from tests.end_to_end.test_gates_by_time import name_at
@@ -190,3 +192,59 @@ def test_a_topic_that_grows_while_members_change_their_strategy_is_read_from_the
         old.call(old.sync_request("g", again, shares), 3)
         new.call(new.sync_request("g", other), 3)
         assert new.committed("g") == {("t", 2): 0}, "what was written before the member came is not skipped"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_owner_that_began_behind_a_closed_gate_leaves_it_closed_for_the_next_one(
+    tmp_path: Path, by_hand: bool
+) -> None:
+    """The place at which the first owner began was taken for one that it had read up to."""
+    key = f"{name_at((3, 2), (1, 0))}-0"
+
+    async def scenario(address: str) -> None:
+        def member(commits: bool = True) -> Consumer:
+            settings = {"group_id": "g", "group_protocol": "classic", "auto_offset_reset": "latest"}
+            return Consumer(address, enable_auto_commit=commits, **settings)
+
+        async with Admin(address) as admin, Producer(address) as producer, asyncio.timeout(60):
+
+            async def send(value: str) -> None:
+                await (await producer.send("t", value, key=key))
+
+            async def placed(consumer: Consumer) -> None:
+                """Wait until partition 0 has a position; later ones are not read meanwhile."""
+
+                async def pause(assigned: Collection[TopicPartition]) -> None:
+                    if holding:
+                        await consumer.pause(*(tp for tp in assigned if tp.partition))
+
+                consumer.subscribe("t", on_partitions_assigned=pause)
+                while TopicPartition("t", 0) not in consumer._fetcher.positions():
+                    assert not await consumer.poll(0.05), "nothing is read behind the gate"
+
+            holding = True
+            await admin.create_topics("t", partitions=1)
+            async with member(commits=False) as consumer:
+                await placed(consumer)
+            await admin.resize("t", 3)
+            await send("first")
+            await admin.resize("t", 1)
+            await send("second, before the group began")
+            async with member(not by_hand) as consumer:
+                await placed(consumer)
+                if by_hand:
+                    await consumer.commit({("t", 0): 1})
+            await send("third")
+            async with member() as consumer:
+                await placed(consumer)
+                for _ in range(10):
+                    assert not await consumer.poll(0.1), "the gate was taken for open"
+                holding = False
+                await consumer.resume(*consumer.assignment())
+                got: list[bytes | None] = []
+                while len(got) < 2:
+                    got += [record.value for record in await consumer.poll(0.5)]
+                assert got == [b"first", b"third"]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))

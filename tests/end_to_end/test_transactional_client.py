@@ -371,6 +371,7 @@ def test_what_threads_send_while_others_commit_is_committed_once_or_refused(brok
         stopped = threading.Event()
         sent: list[list[sync.Outcome[Any]]] = [[], [], []]
         refused: set[ErrorCode] = set()
+        aborted = 0
         with sync.Producer(at(broker), transactional_id="threads", linger_ms=0, buffer_memory=50_000) as producer:
 
             def sender(number: int) -> None:
@@ -390,16 +391,23 @@ def test_what_threads_send_while_others_commit_is_committed_once_or_refused(brok
                 for _ in range(60):
                     producer.begin_transaction()
                     time.sleep(0.003)
-                    producer.commit_transaction()
+                    try:
+                        producer.commit_transaction()
+                    except DeliveryError:  # A record came behind the end of the last one: its thread had looked before.
+                        producer.abort_transaction()
+                        aborted += 1
             finally:
                 stopped.set()
                 for thread in threads:
                     thread.join()
-            assert all(outcome.exception(0) is None for outcomes in sent for outcome in outcomes)
+            assert aborted < 30
             assert min(map(len, sent)) > 60 and refused == {ErrorCode.INVALID_TXN_STATE}
         found = [value.decode().split() for value in committed(client, "threads", 0)]
         for number, outcomes in enumerate(sent):
-            assert [int(n) for by, n in found if int(by) == number] == list(range(len(outcomes)))
+            numbers = [int(n) for by, n in found if int(by) == number]
+            assert numbers == sorted(set(numbers)) and all(outcomes[it].exception(0) is None for it in numbers)
+            if not aborted:
+                assert numbers == list(range(len(outcomes)))
 
 
 def test_a_record_that_comes_after_the_end_of_its_transaction_is_not_sent(broker: BrokerProcess) -> None:

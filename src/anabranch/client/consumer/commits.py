@@ -35,7 +35,7 @@ from anabranch.client.consumer.group_context import (
     is_final,
 )
 from anabranch.client.consumer.listeners import GroupMetadata
-from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.offsets import BEGINNING, MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.key_ranges import Piece
 from anabranch.machines.clients.processing import Ranges
 
@@ -118,7 +118,16 @@ class Commits:
 
     def _of_mine(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
         """What an application's offset says of a shared partition: that of its own keys."""
-        return at if at.shares else self._with_shares(tp, at, self._context.fetcher.to_commit_as_said(tp, at.offset))
+        if at.shares:
+            return at
+        steps = self._context.fetcher.to_commit_as_said(tp, at.offset)
+        return self._with_shares(tp, self._with_beginning(tp, at), steps)
+
+    def _with_beginning(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
+        """Tell the next owner that the gate before an offset is closed; what an application says itself stays."""
+        if at.metadata or not self._context.fetcher.begins_behind_gate(tp, at.offset):
+            return at
+        return at._replace(metadata=BEGINNING)
 
     def _with_shares(self, tp: TopicPartition, at: OffsetAndMetadata, steps: Sequence[Piece]) -> OffsetAndMetadata:
         """Commit an offset for ranges of keys; a group that has committed nothing begins where this member began."""
@@ -165,7 +174,7 @@ class Commits:
                     left = {}
                 ranged = {tp for tp in offsets if tp not in shares and self._is_ranged(tp, left)}
                 plain = {
-                    tp: self._with_shares(tp, OffsetAndMetadata(offset), shares.get(tp, ()))
+                    tp: self._with_shares(tp, self._with_beginning(tp, OffsetAndMetadata(offset)), shares.get(tp, ()))
                     for tp, offset in offsets.items()
                     if tp not in ranged
                 }

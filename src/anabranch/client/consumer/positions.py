@@ -14,7 +14,7 @@ from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.group_context import GroupContext, is_final
 from anabranch.client.consumer.member_driver import MemberDriver
-from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.offsets import BEGINNING, MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.clients.fetching.assigning import appeared_later
 
@@ -62,6 +62,8 @@ class Positions:
             self._context.note_committed_by_key(tp, at.offset, at.shares, everything=True)
         else:
             self._context.note_committed(tp, at.offset)
+            if at.metadata == BEGINNING:
+                self._context.fetcher.begun(tp, at.offset)
 
     def _skip(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
         if at.ranges:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 Response = TypeVar("Response")
 Refuse = Callable[[ErrorCode, str], Response]
 Weigh = Callable[[Any], int]
+COPIED_MAX = 20_000
+"""Elements copied out of a frame before a decision that may wait in line; requests of more are refused by number."""
 PARTITIONS_ENCODED_MAX = 1_000
 """Partitions of an assignment that are encoded on the loop."""
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
@@ -169,7 +172,7 @@ async def _heartbeat_matched(
 def _heartbeat(
     broker: BrokerContext, request: ConsumerGroupHeartbeatRequest, call: RequestContext
 ) -> ConsumerGroupHeartbeatResponse | Awaitable[ConsumerGroupHeartbeatResponse]:
-    for offer in request.client_assignors or ():
+    for offer in islice(request.client_assignors or (), COPIED_MAX):
         offer.metadata_bytes = bytes(offer.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
     answer = as_member(
@@ -215,7 +218,7 @@ def handle_install_assignment(
     broker: BrokerContext, request: ConsumerGroupInstallAssignmentRequest, call: RequestContext
 ) -> ConsumerGroupInstallAssignmentResponse | Awaitable[ConsumerGroupInstallAssignmentResponse]:
     """Take the assignment that the member has computed."""
-    for assigned in request.members or ():
+    for assigned in islice(request.members, COPIED_MAX):
         assigned.metadata_bytes = bytes(assigned.metadata_bytes)
     caller = caller_of(broker, call, request.member_id)
     return as_member(

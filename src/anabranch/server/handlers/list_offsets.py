@@ -48,7 +48,10 @@ def _tell_coordinators(broker: BrokerContext, topic: ListOffsetsTopic, call: Req
 
 
 def _answer_at_once(broker: BrokerContext, request: ListOffsetsRequest) -> ListOffsetsResponse | None:
-    """Answer for each partition; None where a time has to be searched for."""
+    """Answer for each partition; None where a time has to be searched for, or a transaction is open.
+
+    That one may be committed already, and its marker be written in this turn of the loop: a task comes behind it.
+    """
     committed = request.isolation_level == READ_COMMITTED
     topics: list[ListOffsetsTopicResponse] = []
     for topic in request.topics:
@@ -59,6 +62,9 @@ def _answer_at_once(broker: BrokerContext, request: ListOffsetsRequest) -> ListO
             if partition is None:
                 listed = broker.replicas.missing(topic.name, asked.partition_index)
             else:
+                online = partition.offline_reason is None
+                if committed and online and partition.last_stable_offset < partition.log.high_watermark:
+                    return None
                 epoch = asked.current_leader_epoch
                 listed = list_at_once(partition, asked.timestamp, epoch, committed=committed)
             if listed is None:

@@ -197,7 +197,12 @@ def _append_all(
                     replicas.commit_then(appended_to, unsynced.wait_for(answer))
                 else:
                     replicas.commit(appended_to)
-            if partition is not None and partition.log.flush_due and not produced.unsynced:
+            if (
+                partition is not None
+                and produced.error is ErrorCode.NONE
+                and partition.log.flush_due
+                and not produced.unsynced
+            ):
                 replicas.commit(partition)  # A segment was finished, and no request waits for it.
         topics.append(TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=answers))
     return ProduceResponse(responses=topics), unsynced

@@ -181,6 +181,21 @@ class Fetcher:
             partition.committed = offset
             partition.topic.limits = None
 
+    def begun(self, tp: TopicPartition, offset: int) -> None:
+        """Note that the committed offset is where a reset made an earlier owner begin: it had read nothing before."""
+        partition = self._state.find(tp)
+        if partition is not None:
+            partition.reset_at = offset
+            partition.topic.limits = None
+
+    def begins_behind_gate(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether a reset made the group begin at `offset`, behind a gate that is closed."""
+        partition = self._state.find(tp)
+        if partition is None or not 0 < partition.reset_at == offset:
+            return False
+        limit = gating.limits(partition.topic).get(partition.number)
+        return limit is not None and limit <= offset
+
     def committed_by_key(self, tp: TopicPartition, steps: Iterable[Piece], outside: int | None = None) -> None:
         """Note the group's committed offsets by key; `outside`: that of all other keys, None: as before."""
         partition = self._state.find(tp)

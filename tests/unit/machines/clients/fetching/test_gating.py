@@ -102,6 +102,23 @@ def test_a_place_behind_a_closed_gate_that_was_sought_is_no_progress() -> None:
     assert 0 not in spans(fetcher)
 
 
+def test_where_a_reset_made_the_group_begin_behind_a_closed_gate_is_told_to_the_next_owner() -> None:
+    fetcher = member(SHRANK, p0=0, p1=0)
+    fetcher.seek(P0, 25)
+    assert fetcher.begins_behind_gate(P0, 25) and not fetcher.begins_behind_gate(P0, 24)
+    fetcher.committed(P0, 25)
+    assert fetcher.begins_behind_gate(P0, 25)
+    fetcher.committed(P1, 5)
+    assert not fetcher.begins_behind_gate(P0, 25), "the gate is open"
+    owner = member(SHRANK, p0=25, p1=0)
+    owner.committed(P0, 25)
+    assert 0 in spans(owner), "as if it had been open"
+    owner.begun(P0, 25)
+    assert 0 not in spans(owner) and owner.begins_behind_gate(P0, 25)
+    owner.committed(P1, 5)
+    assert 0 in spans(owner)
+
+
 def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_out() -> None:
     fetcher = member(GREW, p0=10, p1=0)
     assert fetcher.needs() == {}
