@@ -77,6 +77,11 @@ class IndividualCommits:
             held = self._held.get(group_id, {}).get(partition)
         return NONE if held is None or held.since != position.ranges_since else held.ranges
 
+    def count_of(self, group_id: str, partition: Partition) -> int:
+        """The number of ranges that a group has in a partition, also of those that do not go with its position."""
+        held = self._held.get(group_id, {}).get(partition)
+        return 0 if held is None else len(held.ranges)
+
     def partitions(self, group_id: str) -> Iterator[Partition]:
         """The partitions in which a group has ranges."""
         yield from self._held.get(group_id, {})

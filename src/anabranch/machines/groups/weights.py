@@ -17,6 +17,7 @@ from anabranch.machines.groups.consumer.group import LEFT_FOR_A_WHILE, Assignmen
 from anabranch.machines.groups.gate import Gate
 from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE, Offsets
 from anabranch.machines.groups.positions import Positions
 from anabranch.machines.groups.regex import Regexes
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
     from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
     from anabranch.protocol.messages.join_group import JoinGroupRequest
+    from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup
     from anabranch.protocol.messages.sync_group import SyncGroupRequest
 
 LOOKED_AT = 10
@@ -40,6 +42,7 @@ class Weights:
 
     groups: Mapping[str, ConsumerGroup | ClassicGroup]
     keeper: Gatekeeper
+    offsets: Offsets
     regexes: Regexes
 
     @property
@@ -186,6 +189,21 @@ class Weights:
     def weight_of_offsets(self, group_id: str) -> int:
         """The weight of a look at committed offsets of a group, beside those that are asked for."""
         return self.positions.unread_count(group_id)
+
+    def weight_of_fetch(self, asked: OffsetFetchRequestGroup, version: int) -> int:
+        """The weight of answering committed offsets: a partition may have 100,000 ranges, which are copied."""
+        weight = self.weight_of_offsets(asked.group_id)
+        individual = self.offsets.individual
+        if not individual.count:
+            return weight
+        by_id = version >= TOPIC_IDS_SINCE
+        names = ((self.image.name_of(it.topic_id) if by_id else it.name, it) for it in asked.topics or ())
+        ranges = sum(
+            individual.count_of(asked.group_id, (name, partition))
+            for name, topic in names
+            for partition in topic.partition_indexes
+        )
+        return weight + ranges // LOOKED_AT
 
     def weight_of_committed(self, group_id: str) -> int:
         """The weight of listing all that a group has committed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # It needs NumPy, which a broker does without until a log is 
     from anabranch.server.coordinators.bulk_replay import BulkReplay
 
 events = EventLogger("shard")
-APPLY_STEP = 500
-"""Records that are applied before the loop runs other tasks."""
-LARGE_VALUE = 20_000
-"""The size of a record's value that is applied in a thread: 5,000 partitions."""
+RECORD_WEIGHT = 60
+"""What a record weighs, beside the bytes of its value."""
+APPLY_STEP = 20_000
+"""The weight of what is applied before other tasks run: what goes beyond, such as 5,000 partitions, is in a thread."""
+HELD_STEP = 300
+"""Records of open transactions that are applied before other tasks run."""
 RecordT = TypeVar("RecordT")
 MachineT = TypeVar("MachineT", bound=Machine[Any])
 
@@ -84,38 +86,49 @@ class Loading(Generic[MachineT, RecordT]):
             replay = await self._in_bulk(machine, slices, partition)
         if replay is None:
             replay = Replay()
-            for _ in replay.scan(slices):
-                await asyncio.sleep(0)
-        for applied, (key, value) in enumerate(replay.latest.items(), start=1):
-            if value is not None and len(value) > LARGE_VALUE:
-                await asyncio.get_running_loop().run_in_executor(None, _fold, codec.decode, machine, key, value)
-            else:
+            await _exhausted(replay.scan(slices))
+        weight = 0
+        for key, value in replay.latest.items():
+            weight += RECORD_WEIGHT + len(value)
+            if weight <= APPLY_STEP:
                 _fold(codec.decode, machine, key, value)
-            if not applied % APPLY_STEP:
-                await asyncio.sleep(0)
-        for held in replay.held():
+            else:
+                await _in_thread(_fold, codec.decode, machine, key, value)
+                weight = 0
+        for applied, held in enumerate(replay.held(), start=1):
             record = codec.decode(held.key, held.value)
             if record is not None:
                 machine.apply(record, producer_id=held.producer_id)
+            if not applied % HELD_STEP:
+                await asyncio.sleep(0)
         return replay.records
 
     async def _in_bulk(self, machine: MachineT, slices: Sequence[Slice], partition: Partition) -> BulkReplay | None:
         """Read a large log; None if it cannot be read in this way."""
-        bulk = await asyncio.get_running_loop().run_in_executor(
-            None, import_module, "anabranch.server.coordinators.bulk_replay"
-        )
+        bulk = await _in_thread(import_module, "anabranch.server.coordinators.bulk_replay")
         is_first = partition is self._partition
         index = None if self._codec.make_index is None or not is_first else self._codec.make_index()
         replay: BulkReplay = bulk.BulkReplay(index)
         try:
-            for _ in replay.scan(slices):
-                await asyncio.sleep(0)
+            await _exhausted(replay.scan(slices))
         except bulk.UnsuitedError:
             return None
         if self._codec.adopt is not None and is_first:
             self._codec.adopt(machine, index)
             self.is_deferred = True
         return replay
+
+
+async def _in_thread(work: Callable[..., Any], *given: object) -> Any:
+    """The result of work that is long, or not known to be short."""
+    return await asyncio.get_running_loop().run_in_executor(None, work, *given)
+
+
+async def _exhausted(windows: Iterator[None]) -> None:
+    """Read all windows, in threads: one has more than 5,000 records where these are small."""
+    done = object()
+    while await _in_thread(next, windows, done) is not done:
+        pass
 
 
 def _fold(

@@ -41,6 +41,7 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     adopt: Callable[[Any, Any], None] | None = None
     """Give that index to the machine."""
     catch_up: Callable[[Any], bool] | None = None
+    """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
     marked: Callable[[Any, int, int], Outcome[None, RecordT]] | None = None
     """What the machine decides after a marker is applied, by the producer id and the time."""
     timer_weight: Callable[[Any, Any], int] | None = None
@@ -53,7 +54,6 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     """Whether a record is one of the second log; None where there is none."""
     beside_empty: Callable[[Any], None] | None = None
     """Tell the machine, before `loaded`, that its second log has never had a record, as far as can be seen."""
-    """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
 
 
 class Encoded(NamedTuple):

@@ -245,7 +245,7 @@ def _fetched(
     try:
         return broker.groups.shard_of(group.group_id).read(
             lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms),
-            lambda groups: groups.weight_of_offsets(group.group_id),
+            lambda groups: groups.weight_of_fetch(group, call.api_version),
         )
     except ApiError as error:
         return _refused(group, error)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from tests.support.groups import GROUP, GroupWorld, assignment, subscription
+from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
+from tests.support.ranged_group import RangedGroup
 
 MANY = 400
 PROTOCOLS = {"range": subscription("foo")}
@@ -61,3 +63,21 @@ def test_a_static_member_that_comes_back_weighs_what_is_compared() -> None:
     assert machine.weight_of_join(join("", "i", bytes(32_000))) >= (len(whole) + 64_000) // 32
     assert machine.weight_of_join(join("", "another", bytes(32_000))) <= 1
     assert machine.weight_of_join(JoinGroupRequest(group_id="unknown")) == 0
+
+
+def test_committed_offsets_weigh_by_the_ranges_that_are_copied() -> None:
+    group = RangedGroup()
+    group.committed(1)
+    group.committed(ranges=[(2 * number, 2 * number) for number in range(1, 5_001)])
+
+    def weight(partition: int, version: int = 9, group_id: str = "g") -> int:
+        topic = OffsetFetchRequestTopics(
+            name="foo" if version < 10 else "",
+            topic_id=topic_id("foo"),
+            partition_indexes=[partition],
+        )
+        asked = OffsetFetchRequestGroup(group_id=group_id, topics=[topic])
+        return group.coordinator.weight_of_fetch(asked, version)
+
+    assert weight(0) == weight(0, version=10) == 500
+    assert weight(1) == weight(0, group_id="another") == 0
