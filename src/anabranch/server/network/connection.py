@@ -42,6 +42,7 @@ from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
 from anabranch.runtime.net.hang_ups import HangUps
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
+from anabranch.runtime.thread_work import to_the_end
 from anabranch.server.context import (
     ANONYMOUS,
     Apart,
@@ -249,7 +250,7 @@ class Connection:
         async def decode() -> None:
             try:
                 await room
-                header, request = await self._loop.run_in_executor(self._service.codec, decode_request, kept)
+                header, request = await to_the_end(self._service.codec, decode_request, kept)
                 requests.append(request)
                 del request
                 before = self._tasks.copy()

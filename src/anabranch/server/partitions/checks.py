@@ -32,6 +32,7 @@ from anabranch.records.filtering import Scatter, scatter
 from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.thread_work import to_the_end
 
 events = EventLogger("checks")
 T = TypeVar("T")
@@ -98,9 +99,10 @@ class BatchChecks:
         return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
 
     async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
-        """Check what the loop can wait for there, and the rest in the thread, which takes a turn of the loop each."""
+        """Check what the loop can wait for there, and the rest in the thread, which takes a turn of the loop each.
 
-        loop = asyncio.get_running_loop()
+        The thread reads and corrects the batches where they lie, so a cancellation waits for it.
+        """
         effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us, is_generous=True)
         taken = 0.0
 
@@ -123,7 +125,7 @@ class BatchChecks:
             try:
                 checked.append(check_batches(data, limits, now_ms, self._examine, turn))
             except TooLongError:
-                checked.append(await loop.run_in_executor(self._thread, check, data, limits))
+                checked.append(await to_the_end(self._thread, check, data, limits))
                 turn = Effort(LOOP_US, self._record_us)
         return checked
 
