@@ -17,7 +17,8 @@ from anabranch.client.cluster.connection import Connection
 from anabranch.codec import Part
 from anabranch.protocol.frames import decode_request, encode_request
 from anabranch.protocol.messages.metadata import MetadataRequest
-from anabranch.runtime.net.channel import FrameChannel, FrameError
+from anabranch.runtime.net import channel as broker
+from anabranch.runtime.net.channel import FRAMES_TURN_S, FrameChannel, FrameError
 from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
@@ -82,7 +83,7 @@ def split_by_the_broker(pieces: list[bytes], size_max: int = BROKER_SIZE_MAX) ->
             for piece in pieces:
                 theirs.sendall(piece)
                 sent += len(piece)
-                while channel.received < sent and not channel.closed:
+                while (channel.received < sent or len(pool.turns)) and not channel.closed:
                     await asyncio.sleep(0)
                 if channel.closed:
                     break
@@ -156,9 +157,11 @@ CUTS = st.lists(st.integers(0, 400), max_size=30)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
-@given(stream=STREAMS, cuts=CUTS)
-def test_the_broker_splits_any_stream_as_the_reference_does(stream: bytes, cuts: list[int]) -> None:
-    assert split_by_the_broker(cut(stream, cuts)) == reference(stream, 0, BROKER_SIZE_MAX)
+@given(stream=STREAMS, cuts=CUTS, turn_s=st.sampled_from([FRAMES_TURN_S, 0.0]))
+def test_the_broker_splits_any_stream_as_the_reference_does(stream: bytes, cuts: list[int], turn_s: float) -> None:
+    """Also where a turn ends behind every frame but the first of what was received together."""
+    with mock.patch.object(broker, "FRAMES_TURN_S", turn_s):
+        assert split_by_the_broker(cut(stream, cuts)) == reference(stream, 0, BROKER_SIZE_MAX)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
