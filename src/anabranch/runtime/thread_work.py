@@ -27,4 +27,6 @@ async def to_the_end(thread: Executor, work: Callable[[Unpack[Given]], T], *give
         while not ended.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((ended,))
+        if not ended.cancelled():
+            ended.exception()  # Nobody is left to be told.
         raise

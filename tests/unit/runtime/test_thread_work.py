@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,6 +49,9 @@ def test_a_cancelled_caller_waits_for_work_that_has_begun(cancellations: int, fa
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert ended.is_set()
+        del task
+        await asyncio.sleep(0.01)  # The loop lets go of it.
+        gc.collect()
         assert not said
 
     asyncio.run(scenario())
