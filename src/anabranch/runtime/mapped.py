@@ -15,13 +15,14 @@ import os
 import threading
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 _MADV_POPULATE_READ = 22
 """Linux 5.14; others refuse it."""
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
-_EHWPOISON = 133
+_UNREADABLE = frozenset((errno.EFAULT, 133))
+"""EFAULT where reading would have been answered by a signal, and EHWPOISON, which Python does not name."""
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -55,14 +56,15 @@ def stretch(fd: int, size: int, position: int) -> memoryview:
 
 
 def read_in(view: memoryview) -> memoryview:
-    """Have bytes, if they are mapped, read from the disk by the calling thread. OSError where they cannot be."""
-    mapped = view.obj
-    if isinstance(mapped, Mapped):
-        try:
-            mapped.madvise(_MADV_POPULATE_READ)
-        except OSError as error:
-            if error.errno in (errno.EFAULT, _EHWPOISON):
-                raise OSError(errno.EIO, "mapped bytes of a file cannot be read") from error
+    """Have bytes, if they are mapped, read from the disk by the calling thread. OSError where they cannot be.
+
+    Other threads go on meanwhile, which those of Python do not while `mmap.madvise` waits for a disk.
+    """
+    if isinstance(view.obj, Mapped) and len(view):
+        at = _address(view)
+        begin = at - at % mmap.PAGESIZE
+        if _calls().madvise(begin, at + len(view) - begin, _MADV_POPULATE_READ) and ctypes.get_errno() in _UNREADABLE:
+            raise OSError(errno.EIO, "mapped bytes of a file cannot be read")
     return view
 
 
@@ -88,40 +90,58 @@ def _keep(mapped: Mapped, fd: int, size: int) -> None:
     """Copy what a stretch has behind the first `size` bytes of the file, by whole pages, and put it in their place."""
     start = max(mapped.position, size - size % mmap.PAGESIZE)
     wanted = -(-(mapped.end - start) // mmap.PAGESIZE) * mmap.PAGESIZE
-    mmap_, mremap, munmap = _calls()
+    calls = _calls()
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    copy = mmap_(None, wanted, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    copy = calls.mmap(None, wanted, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
     if copy == _FAILED:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with suppress(OSError):  # What a disk cannot read any more is zeros: checksums tell.
         os.preadv(fd, [(ctypes.c_char * wanted).from_address(copy)], start)
     place = _address(mapped) + start - mapped.position
-    if mremap(copy, wanted, wanted, _MREMAP_MAYMOVE | _MREMAP_FIXED, place) == _FAILED:
+    if calls.mremap(copy, wanted, wanted, _MREMAP_MAYMOVE | _MREMAP_FIXED, place) == _FAILED:
         failure = ctypes.get_errno()
-        munmap(copy, wanted)
+        calls.munmap(copy, wanted)
         raise OSError(failure, os.strerror(failure))
     mapped.end = start
 
 
+class _Calls(NamedTuple):
+    """Calls of the system, and of Python's own library; those of the system let other threads go on."""
+
+    mmap: Any
+    mremap: Any
+    munmap: Any
+    madvise: Any
+    get_buffer: Any
+    release_buffer: Any
+
+
 @cache
-def _calls() -> tuple[Any, Any, Any]:
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    library.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)
-    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    library.mmap.restype = library.mremap.restype = ctypes.c_void_p
-    return library.mmap, library.mremap, library.munmap
-
-
-def _address(mapped: Mapped) -> int:
-    """Where a stretch lies: of memory that may not be written only a buffer tells."""
-    at = ctypes.c_void_p
-    buffer = (at * 16)()  # A Py_buffer, whose first field is the address; its true size is 80 bytes.
-    python = ctypes.PyDLL(None)
-    python.PyObject_GetBuffer.argtypes = (ctypes.py_object, at, ctypes.c_int)
+def _calls() -> _Calls:
+    library, python = ctypes.CDLL(None, use_errno=True), ctypes.PyDLL(None)
+    at, size, flags = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.mmap.argtypes = (at, size, flags, flags, flags, ctypes.c_long)
+    library.mremap.argtypes = (at, size, size, flags, at)
+    library.munmap.argtypes = (at, size)
+    library.madvise.argtypes = (at, size, flags)
+    library.mmap.restype = library.mremap.restype = at
+    python.PyObject_GetBuffer.argtypes = (ctypes.py_object, at, flags)
     python.PyBuffer_Release.argtypes = (at,)
-    python.PyObject_GetBuffer(mapped, ctypes.addressof(buffer), 0)
+    return _Calls(
+        library.mmap,
+        library.mremap,
+        library.munmap,
+        library.madvise,
+        python.PyObject_GetBuffer,
+        python.PyBuffer_Release,
+    )
+
+
+def _address(lying: Mapped | memoryview) -> int:
+    """Where a stretch, or a view of it, lies: of memory that may not be written only a buffer tells."""
+    calls, buffer = _calls(), (ctypes.c_void_p * 16)()  # A Py_buffer: its first field is the address, its size 80.
+    calls.get_buffer(lying, ctypes.addressof(buffer), 0)
     address = buffer[0]
-    python.PyBuffer_Release(ctypes.addressof(buffer))
+    calls.release_buffer(ctypes.addressof(buffer))
     assert address is not None
     return int(address)

@@ -9,6 +9,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,42 @@ def test_reading_in_tells_what_cannot_be_read(file: File, data: bytes) -> None:
         mapped.read_in(view)
 
 
+def test_what_was_not_asked_for_need_not_be_readable(file: File, data: bytes) -> None:
+    view = file.map(SIZE, 0)
+    os.ftruncate(file.fd, 7 * PAGE)
+    for start, end in [(0, 7 * PAGE), (PAGE - 1, PAGE + 1), (7 * PAGE - 1, 7 * PAGE), (9 * PAGE, 9 * PAGE)]:
+        assert len(mapped.read_in(view[start:end])) == end - start
+    with pytest.raises(OSError, match="cannot be read"):
+        mapped.read_in(view[7 * PAGE - 1 : 7 * PAGE + 1])
+
+
+def test_other_threads_go_on_while_a_file_is_read_in(tmp_path: Path) -> None:
+    """As long as a slow disk takes: here there are many pages, which take long, too."""
+    size = 256 << 20
+    made = Disk().open(tmp_path / "large", create=True)
+    os.ftruncate(made.fd, size)
+    seen: list[float] = []
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.is_set():
+            seen.append(time.perf_counter())
+            time.sleep(0)
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    try:
+        view = made.map(size, 0)
+        began = time.perf_counter()
+        mapped.read_in(view)
+        ended = time.perf_counter()
+    finally:
+        over.set()
+        other.join()
+    quarter = (ended - began) / 4
+    assert [at for at in seen if began + quarter < at < ended - quarter], ended - began
+
+
 def test_what_is_not_mapped_need_not_be_read_in() -> None:
     assert mapped.read_in(memoryview(b"bytes")) == b"bytes"
 
@@ -118,8 +156,8 @@ def test_a_file_is_not_cut_while_a_copy_cannot_be_made(
     file: File, data: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = file.map(SIZE, 0)
-    make, _, drop = mapped._calls()
-    monkeypatch.setattr(mapped, "_calls", lambda: (make, lambda *_: mapped._FAILED, drop))
+    calls = mapped._calls()._replace(mremap=lambda *_: mapped._FAILED)
+    monkeypatch.setattr(mapped, "_calls", lambda: calls)
     with pytest.raises(OSError):
         file.truncate(PAGE)
     assert file.size() == SIZE
