@@ -128,3 +128,16 @@ class DurableReplies:
             return False
         beside = waited.beside
         return beside is None or beside.is_replaced or beside.partition.log.high_watermark >= waited.beside_end
+
+
+def refuse(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Fail a reply, unless it was given, or its request was canceled."""
+    if not future.done():
+        future.set_exception(error)
+        future.add_done_callback(_consume)
+
+
+def _consume(future: asyncio.Future[Any]) -> None:
+    """Retrieve the error of a canceled request's reply, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

@@ -25,15 +25,14 @@ from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
-from anabranch.runtime.collector import look_at_young
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.timers import Timers
-from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies
+from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies, refuse
 from anabranch.server.coordinators.follow_ups import FollowUps
 from anabranch.server.coordinators.loading import Loading
 from anabranch.server.coordinators.record_codec import Encoded, Machine, RecordCodec, apply_outcome
-from anabranch.server.coordinators.turns import Turns
+from anabranch.server.coordinators.turns import APART_MAX, Turns, in_thread
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError
 
@@ -69,6 +68,10 @@ MESSAGES = {
 }
 
 
+def _error(state: ShardState) -> ApiError:
+    return ApiError(state.value, MESSAGES[state])
+
+
 class Shard(Generic[MachineT, RecordT]):
     """One coordinator shard; `load` it before anything else."""
 
@@ -83,11 +86,13 @@ class Shard(Generic[MachineT, RecordT]):
         prepare: Callable[[MachineT], None] = lambda machine: None,
         perform: Callable[[Any], None] | None = None,
         beside: Callable[[], Partition | None] = lambda: None,
+        room: asyncio.Semaphore | None = None,
     ) -> None:
         """`make` returns an empty machine; `commit` makes a partition's records durable (`Replicas.commit`).
 
         `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
-        every effect of an outcome once its records are durable. `beside` finds the partition of the second log.
+        every effect of an outcome once its records are durable. `beside` finds the partition of the second log. `room`
+        bounds what all shards do in threads.
         """
         self.partition = partition
         self.state = ShardState.LOADING
@@ -113,6 +118,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._loading: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._turns = Turns(str(partition.name))
+        self._room = room or asyncio.Semaphore(APART_MAX)
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +131,7 @@ class Shard(Generic[MachineT, RecordT]):
     def machine(self) -> MachineT:
         """The machine, to be read. ApiError when the shard is not active."""
         if self.state is not ShardState.ACTIVE:
-            raise ApiError(self.state.value, MESSAGES[self.state])
+            raise _error(self.state)
         assert self._machine is not None
         return self._machine
 
@@ -173,17 +179,18 @@ class Shard(Generic[MachineT, RecordT]):
         machine = self.machine
         write = partial(self._write_marker, machine, producer_id, producer_epoch, committed, coordinator_epoch)
         end = partial(machine.apply_marker, producer_id, producer_epoch, committed)
-        weight = 0 if self._codec.marker_weight is None else self._codec.marker_weight(machine, producer_id)
-        if self._turns.busy or weight > ON_LOOP_MAX:
-            work = partial(self._ended_in_turn, machine, producer_id, write, end)
-            await self._turns.take(work)
-        else:
-            write()
-            end()
-            self._marked(producer_id)
-        done = self._durable.when(None)
+        if self._turns.busy or self._marker_is_large(machine, producer_id):
+            await self._turns.take(partial(self._ended_in_turn, machine, producer_id, write, end))
+            return
+        write()
+        end()
+        done = self._ended(machine, producer_id)
         if done is not None:
             await done
+
+    def _marker_is_large(self, machine: MachineT, producer_id: int) -> bool:
+        weigh = self._codec.marker_weight
+        return weigh is not None and weigh(machine, producer_id) > ON_LOOP_MAX
 
     def _write_marker(
         self, machine: MachineT, producer_id: int, producer_epoch: int, committed: bool, coordinator_epoch: int
@@ -199,11 +206,13 @@ class Shard(Generic[MachineT, RecordT]):
         )
         self._append(marker, self.now_ms())
 
-    def _marked(self, producer_id: int) -> None:
-        """Decide what follows from a marker that is applied."""
+    def _ended(self, machine: MachineT, producer_id: int) -> asyncio.Future[None] | None:
+        """Decide what follows from a marker that is applied; a future where that or the marker is not durable yet."""
         marked = self._codec.marked
         if marked is not None:
             self._guarded(lambda: self._decide(lambda machine, now_ms: marked(machine, producer_id, now_ms)))
+        self._check_is(machine)
+        return self._durable.when(None)
 
     # -- in line -------------------------------------------------------------------------------------------------------
 
@@ -217,6 +226,11 @@ class Shard(Generic[MachineT, RecordT]):
         self._check_is(machine)
         if weigh is None or weigh(machine) <= ON_LOOP_MAX:
             return self._decide(decide)
+        async with self._room:
+            return await self._decided_apart(machine, decide)
+
+    async def _decided_apart(self, machine: MachineT, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
+        self._check_is(machine)
         self._resume_log()
 
         def decided() -> tuple[Outcome[Any, RecordT], Encoded, int]:
@@ -242,15 +256,22 @@ class Shard(Generic[MachineT, RecordT]):
         self._check_is(machine)
         if weigh is None or weigh(machine) <= ON_LOOP_MAX:
             return self._durable.when(look(machine, self.now_ms()))
-        return self._durable.when(await self._apart(machine, partial(look, machine, self.now_ms())))
+        async with self._room:
+            self._check_is(machine)
+            return self._durable.when(await self._apart(machine, partial(look, machine, self.now_ms())))
 
     async def _ended_in_turn(
         self, machine: MachineT, producer_id: int, write: Callable[[], None], end: Callable[[], None]
-    ) -> None:
+    ) -> asyncio.Future[None] | None:
         self._check_is(machine)
-        write()
-        await self._apart(machine, end)
-        self._marked(producer_id)
+        if self._marker_is_large(machine, producer_id):
+            async with self._room:
+                write()
+                await self._apart(machine, end)
+        else:
+            write()
+            end()
+        return self._ended(machine, producer_id)
 
     async def _timer_in_turn(self, machine: MachineT, key: Hashable, mark: object) -> None:
         if self._machine is machine and self._turns.still_rings(key, mark) and not self._follow_ups.holds(key):
@@ -258,22 +279,15 @@ class Shard(Generic[MachineT, RecordT]):
 
     async def _apart(self, machine: MachineT, work: Callable[[], Reply]) -> Reply:
         """Do something with the machine in a thread; ApiError if the shard has dropped the machine meanwhile."""
-
-        def done() -> Reply:
-            try:
-                return work()
-            finally:
-                look_at_young()
-
-        found = await asyncio.get_running_loop().run_in_executor(None, done)
-        self._check_is(machine)
-        return found
+        try:
+            return await in_thread(work)
+        finally:  # What was raised about a dropped machine tells nothing of the one that there may be now.
+            self._check_is(machine)
 
     def _check_is(self, machine: MachineT) -> None:
         """ApiError unless this is the machine still."""
         if self._machine is not machine:
-            state = ShardState.FAILED if self.active else self.state
-            raise ApiError(state.value, MESSAGES[state])
+            raise _error(ShardState.FAILED if self.active else self.state)
 
     def _resume_log(self) -> None:
         """Resume the log after a failed sync, which cuts its unsynced records, before the next decision."""
@@ -403,7 +417,7 @@ class Shard(Generic[MachineT, RecordT]):
         self.partition.storage_failed(failure)
         if self.state is ShardState.ACTIVE:
             self._fail("append refused", failure)
-        raise ApiError(self.state.value, MESSAGES[self.state]) from failure
+        raise _error(self.state) from failure
 
     def _on_changed(self) -> None:
         """Reload if a log has lost records that are applied."""
@@ -547,9 +561,6 @@ class Shard(Generic[MachineT, RecordT]):
         except Exception as error:
             self._fail("what was loaded is not sound", error)
 
-    def _not_synced(self, error: BaseException) -> None:
-        self._fail("records not synced", error)
-
     def _fail(self, what: str, error: BaseException) -> None:
         """Drop the machine and load again after a delay."""
         ours = None if isinstance(error, (OSError, OfflineLogError, DecodeError)) else error
@@ -561,7 +572,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._failures += 1
             self._timers.set(_RELOAD, self.now_ms() + delay_ms)
         for future in waiting:
-            _refuse(future, ShardState.FAILED)
+            refuse(future, _error(ShardState.FAILED))
 
     def load_soon(self) -> None:
         """Begin to load."""
@@ -585,16 +596,4 @@ class Shard(Generic[MachineT, RecordT]):
         self._follow_ups.drop()
         parked, self._parked = self._parked, {}
         for future in parked.values():
-            _refuse(future, state)
-
-
-def _refuse(future: asyncio.Future[Any], state: ShardState) -> None:
-    if not future.done():
-        future.set_exception(ApiError(state.value, MESSAGES[state]))
-        future.add_done_callback(_consume)
-
-
-def _consume(future: asyncio.Future[Any]) -> None:
-    """Retrieve the error of a canceled request's reply, so that asyncio does not report it."""
-    if not future.cancelled():
-        future.exception()
+            refuse(future, _error(state))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Generic, TypeVar
@@ -22,6 +22,7 @@ from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.record_codec import Machine, RecordCodec
 from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
+from anabranch.server.coordinators.turns import APART_MAX
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 
@@ -62,6 +63,8 @@ class ShardServices:
     replicas: Replicas
     clock: Clock
     new_id: Callable[[], UUID]
+    room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(APART_MAX))
+    """What they do in threads at a time."""
 
 
 class ShardSet(Generic[MachineT, RecordT]):
@@ -93,6 +96,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         self._replicas = services.replicas
         self._clock = services.clock
         self._new_id = services.new_id
+        self._room = services.room
         self._shards: dict[int, Shard[MachineT, RecordT]] = {}
         self._count = 0
         self._asked_for: dict[int, None] = {}
@@ -221,6 +225,7 @@ class ShardSet(Generic[MachineT, RecordT]):
             prepare=self._prepare,
             perform=self._perform,
             beside=lambda: self._beside(number),
+            room=self._room,
         )
 
     def _beside(self, number: int) -> Partition | None:

@@ -72,10 +72,10 @@ LOOP_ELEMENTS_MAX = 1_000
 """Elements of a request above which it is decoded in a thread, too: of Produce, whose size says little."""
 DECODED_FACTOR = 32
 """What a decoded request takes at most, in its bytes: 29 were measured of names of topics."""
-WAITING = frozenset((11, 14, 28, 68))
-"""Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit, ConsumerGroupHeartbeat. They
-take no part of the memory for decoded requests, since others that they wait for might wait for them. A fetch and a
-ConsumerGroupPosition give their part back before they wait."""
+WAITING = frozenset((11, 14, 28))
+"""Requests that may wait for members or commits: JoinGroup, SyncGroup, TxnOffsetCommit. They take no part of the memory
+for decoded requests, since others that they wait for might wait for them. A fetch and a ConsumerGroupPosition give
+their part back before they wait. One in the line of a coordinator waits for none that is not decoded."""
 GATHERED = READS - {1, 3, 10}
 """Requests whose answers may be long and have their turns; a fetch has memory of its own, and Metadata and
 FindCoordinator may wait for what they make: their long answers are made in the threads alone."""

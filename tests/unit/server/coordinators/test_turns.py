@@ -142,10 +142,111 @@ def test_a_request_whose_client_hangs_up_in_line_is_decided_all_the_same(tmp_pat
         await asyncio.sleep(0.01)
         put.cancel()
         parked.cancel()
+        await asyncio.sleep(0.01)
+        assert not put.done() and not parked.done(), "what they asked for is in memory still, and counts"
         apart.may_end.set()
         await reply
         await until(lambda: "after" in world.shard.machine.values and not world.shard._turns.busy)
-        assert world.shard.parked == 0
+        await asyncio.wait([put, parked])
+        assert world.shard.parked == 0 and put.cancelled() and parked.cancelled()
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_request_whose_client_hangs_up_as_its_turn_ends_is_not_parked_for_ever(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        def park(toy: Toy, now_ms: int) -> Outcome[Any, Pair]:
+            asyncio.get_running_loop().call_soon(parked.cancel)  # Behind the turn, and before who waits for it.
+            return toy.wait("never", 77)
+
+        parked = world.shard.ask(park)
+        apart.may_end.set()
+        await reply
+        await asyncio.wait([parked])
+        assert parked.cancelled() and world.shard.parked == 0
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_loop_ends_although_there_is_a_line(tmp_path: Path) -> None:
+    world, apart = World(tmp_path), Apart()
+
+    async def run() -> None:
+        await world.shard.load()
+        await apart.asked(world)
+        world.shard.ask(lambda toy, now_ms: toy.put("after", "1"))
+        threading.Timer(0.2, apart.may_end.set).start()
+
+    async def ended() -> None:
+        async with asyncio.timeout(5):
+            await run()
+
+    asyncio.run(ended())
+    assert apart.may_end.is_set(), "the thread is awaited"
+
+
+def test_shards_decide_apart_a_few_at_a_time_and_each_applies_before_the_next_decides(tmp_path: Path) -> None:
+    room = asyncio.Semaphore(1)
+
+    async def story(world: World, other: World) -> None:
+        for each in (world, other):
+            each.shard._room = room
+        await other.shard.load()
+        apart, later = Apart(), Apart()
+        later.may_end.set()
+        first = await apart.asked(world)
+        second = other.shard.ask(later.decide, lambda toy: HEAVY)
+        await asyncio.sleep(0.05)
+        assert not later.began.is_set() and not second.done()
+        apart.may_end.set()
+        await until(later.began.is_set)
+        assert list(world.shard.machine.values) == ["apart"]
+        await asyncio.gather(first, second)
+        await other.close()
+
+    other = World(tmp_path / "other")
+    play(World(tmp_path / "one"), lambda world: story(world, other))
+
+
+def test_an_error_about_a_machine_that_was_dropped_meanwhile_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    began, may_end = threading.Event(), threading.Event()
+
+    class Failing(Toy):
+        def on_timer(self, key: Any, now_ms: int) -> Outcome[None, Pair]:
+            began.set()
+            assert may_end.wait(LONG_S)
+            raise AssertionError("a bug")
+
+    async def story(world: World) -> None:
+        world.shard._make = Failing
+        world.shard._codec = RecordCodec(encode, decode, timer_weight=lambda toy, key: HEAVY)
+        await world.shard.load()
+        world.shard._on_timer("session")
+        await until(began.is_set)
+        world.shard._fail("a test", OSError(0, "of failures"))
+        await world.shard.load()
+        assert world.shard.active
+        may_end.set()
+        await until(lambda: not world.shard._turns.busy)
+        await asyncio.sleep(0)
+        assert world.shard.active
+
+    play(World(tmp_path), story)
+
+
+def test_a_marker_is_not_said_to_be_written_when_the_shard_fails_before_it_is_durable(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        def marked(toy: Toy, producer_id: int, now_ms: int) -> Outcome[None, Pair]:
+            asyncio.get_running_loop().call_soon(world.shard._fail, "a test", OSError(0, "of failures"))
+            return Outcome(None)
+
+        world.shard._codec = RecordCodec(encode, decode, marked=marked)
+        ended = asyncio.ensure_future(world.shard.end_transaction(7, 0, committed=True, coordinator_epoch=1))
+        await asyncio.sleep(0)
+        apart.may_end.set()
+        with pytest.raises(ApiError) as error:
+            await asyncio.wait_for(ended, 5)
+        assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     in_line(World(tmp_path), story)
 

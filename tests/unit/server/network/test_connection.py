@@ -14,16 +14,21 @@ import pytest
 
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
 from anabranch.protocol.frames import decode_request, encode_request
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
+from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers import Endpoint, Handler, Operation
 from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection, Service
 
-HEARTBEAT, LIST_GROUPS = 12, 16
+HEARTBEAT, LIST_GROUPS, CONSUMER_GROUP_HEARTBEAT = 12, 16, 68
 VERSION = 4
 NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
 
@@ -498,6 +503,38 @@ def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest
         decoded.set()
         await until(lambda: not client.connection._apart and not client.connection._service.pool.in_use)
         assert not client.connection._tasks
+        client.sock.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+@pytest.mark.parametrize("api_key", [HEARTBEAT, CONSUMER_GROUP_HEARTBEAT])
+def test_a_large_request_in_a_coordinator_s_line_counts_until_its_turn_is_over(api_key: int, hangs_up: bool) -> None:
+    may_end, handled = asyncio.Event(), []
+
+    async def story() -> None:
+        turns = Turns("a shard")
+
+        async def decided() -> Any:
+            await may_end.wait()
+            handled.append(api_key)
+            return HeartbeatResponse() if api_key == HEARTBEAT else ConsumerGroupHeartbeatResponse(assignment=None)
+
+        client = Client(lambda broker, request, call: turns.take(decided))
+        service = client.connection._service
+        cast(dict[int, Endpoint], service.endpoints)[api_key] = service.endpoints[HEARTBEAT]
+        beat = ConsumerGroupHeartbeatRequest(group_id="g" * LARGE_REQUEST_SIZE, member_id="m", member_epoch=1)
+        parts = encode_request(beat, 1, 1, "a client")
+        await client.send(large(1) if api_key == HEARTBEAT else b"".join(map(bytes, parts)))
+        await until(lambda: turns.busy)
+        if hangs_up:
+            client.connection.channel.close()
+            await asyncio.sleep(0.05)
+        assert service.decoded.held > LARGE_REQUEST_SIZE and not handled
+        may_end.set()
+        await until(lambda: not service.decoded.held and not service.pool.in_use)
+        assert handled == [api_key]
         client.sock.close()
 
     run(story)
