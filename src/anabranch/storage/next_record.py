@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, expanded, headers
 from anabranch.records.rows import iterate
+from anabranch.runtime.mapped import read_in
 from anabranch.storage.interface import IsVoid, OffsetOutOfRangeError, PartitionLog, Slice, fetched
 
 PIECE_SIZE = 256 << 10
@@ -76,9 +77,9 @@ async def find_next_record(log: PartitionLog, offset: int, is_void: IsVoid) -> i
 
 
 def scan(piece: Slice, offset: int) -> Scanned:
-    """Find the candidates of a piece that are not below `offset`. Blocks; DecodeError."""
+    """Find the candidates of a piece that are not below `offset`. Blocks; OSError, DecodeError."""
     candidates: list[Candidate] = []
-    view, end, position = piece.view(), offset, 0
+    view, end, position = read_in(piece.view()), offset, 0
     for at, header in headers(view):
         position = at + header.size
         end = header.next_offset

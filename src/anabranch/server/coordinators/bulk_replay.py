@@ -18,6 +18,7 @@ from anabranch.records.batch import LENGTH_END, BatchHeader, parse_end_transacti
 from anabranch.records.bulk_scan import Spans, Walked, spans, walk
 from anabranch.records.compression import Compression
 from anabranch.server.coordinators.replay import WINDOW_SIZE, Held
+from anabranch.runtime.mapped import read_in
 from anabranch.storage.interface import Slice
 
 
@@ -80,12 +81,13 @@ class BulkReplay:
         self._held: dict[tuple[int, bytes], Held] = {}
 
     def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
-        """Fold all batches, a window at a time. DecodeError where one is malformed; UnsuitedError."""
+        """Fold all batches, a window at a time. OSError; DecodeError where one is malformed; UnsuitedError."""
         for piece in slices:
             view, position = piece.view(), 0
             while position < len(view):
-                size = int.from_bytes(view[position + 8 : position + LENGTH_END], signed=True) + LENGTH_END
-                data = view[position : position + max(WINDOW_SIZE, size)]
+                length = read_in(view[position + 8 : position + LENGTH_END])
+                size = int.from_bytes(length, signed=True) + LENGTH_END
+                data = read_in(view[position : position + max(WINDOW_SIZE, size)])
                 walked = walk(data)
                 if not walked.end:
                     raise DecodeError("a log ends within a record batch")

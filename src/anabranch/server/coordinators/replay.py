@@ -13,6 +13,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, check, headers, parse_end_transaction_marker
 from anabranch.records.key_values import decode_pairs
+from anabranch.runtime.mapped import read_in
 from anabranch.storage.interface import Slice
 
 WINDOW_SIZE = 1 << 18
@@ -41,12 +42,13 @@ class Replay:
         self.records = 0
 
     def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
-        """Fold all batches, a window at a time. DecodeError where one is malformed, or has a wrong checksum."""
+        """Fold all batches, a window at a time. OSError; DecodeError where one is malformed, or has a wrong checksum."""
         for piece in slices:
             view, position = piece.view(), 0
             while position < len(view):
-                size = int.from_bytes(view[position + 8 : position + LENGTH_END], signed=True) + LENGTH_END
-                position += self._fold(bytes(view[position : position + max(WINDOW_SIZE, size)]))
+                length = read_in(view[position + 8 : position + LENGTH_END])
+                size = int.from_bytes(length, signed=True) + LENGTH_END
+                position += self._fold(bytes(read_in(view[position : position + max(WINDOW_SIZE, size)])))
                 yield
 
     def _fold(self, window: bytes) -> int:

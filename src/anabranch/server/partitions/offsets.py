@@ -13,6 +13,7 @@ from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.records.timestamps import first_at_or_after, first_of_max
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.mapped import read_in
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, fetched
@@ -83,9 +84,9 @@ async def _find(partition: Partition, timestamp: int, checks: BatchChecks, *, co
         return NOT_FOUND
     view, start = batch.view(), log.log_start
     if largest:
-        found = await checks.look(lambda search: first_of_max(view, start, search))
+        found = await checks.look(lambda search: first_of_max(read_in(view), start, search))
     else:
-        found = await checks.look(lambda search: first_at_or_after(view, timestamp, start, search))
+        found = await checks.look(lambda search: first_at_or_after(read_in(view), timestamp, start, search))
     if found is None or found.offset >= end:
         return NOT_FOUND
     return ListedOffset(found.timestamp, found.offset, found.leader_epoch)
