@@ -17,8 +17,8 @@ from anabranch.base.errors import DecodeError
 from anabranch.records.batch import LENGTH_END, BatchHeader, parse_end_transaction_marker, parse_header
 from anabranch.records.bulk_scan import Spans, Walked, spans, walk
 from anabranch.records.compression import Compression
-from anabranch.server.coordinators.replay import WINDOW_SIZE, Held
 from anabranch.runtime.mapped import read_in
+from anabranch.server.coordinators.replay import WINDOW_SIZE, Held
 from anabranch.storage.interface import Slice
 
 

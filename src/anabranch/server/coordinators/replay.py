@@ -42,7 +42,7 @@ class Replay:
         self.records = 0
 
     def scan(self, slices: Sequence[Slice]) -> Iterator[None]:
-        """Fold all batches, a window at a time. OSError; DecodeError where one is malformed, or has a wrong checksum."""
+        """Fold all batches, a window at a time. OSError; DecodeError where one is malformed or has a wrong checksum."""
         for piece in slices:
             view, position = piece.view(), 0
             while position < len(view):
