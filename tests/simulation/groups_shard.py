@@ -256,6 +256,10 @@ class Groups:
     def ticket(self) -> int:
         return self._broker.world.next_ticket()
 
+    def weighed(self, weigh: Callable[[Coordinator], int]) -> Callable[[Coordinator], int]:
+        """All that decisions need is loaded."""
+        return weigh
+
     def to_be_matched(self, pattern: str) -> None:
         """There are few topics: the machine finds those that a pattern matches."""
 

@@ -1,6 +1,6 @@
 """Wire types, the declaration of a message (all versions in one class), compiled readers and writers (wire.md 2)."""
 
-from anabranch.codec.compile import Part, decode, decode_prefix, encode, encode_into, encoded_size, spliced
+from anabranch.codec.compile import Part, decode, decode_prefix, encode, encode_into, encoded_size, prepare, spliced
 from anabranch.codec.declaration import Schema, message, schema_of, struct, unknown_tags
 from anabranch.codec.primitives import EncodeError, TooManyElementsError
 from anabranch.codec.types import (
@@ -46,6 +46,7 @@ __all__ = [
     "int64",
     "message",
     "nested",
+    "prepare",
     "records",
     "schema_of",
     "spliced",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from importlib import import_module
 from threading import Lock
 from time import monotonic
@@ -16,6 +16,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError
 from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, TopicPartition
+from anabranch.codec import prepare
 from anabranch.machines.controller.group_configs import (
     HEARTBEAT_INTERVAL,
     SESSION_TIMEOUT,
@@ -49,10 +50,12 @@ if TYPE_CHECKING:  # Imported when the first log is read, so that a broker witho
 
 events = EventLogger("groups")
 TOPIC = "__consumer_offsets"
-ASSIGNORS = "anabranch.machines.groups.assignors.planner"
+ASSIGNORS = ("anabranch.machines.groups.assignors.planner", "anabranch.machines.groups.assignors.uniform")
 MINUTE_MS = 60_000
 SHARES_BOUND = 100
 POSITIONS_STEP = 100
+COLD = 1 << 30
+"""The weight of a decision whose modules are still being loaded, which takes 100 ms."""
 IMAGES = "anabranch.server.cluster.images"
 TOPICS_AT_A_TIME = 200
 """Topics that are looked at before other work has its turn: 3 ms."""
@@ -80,7 +83,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
                 "segment.bytes": str(settings.offsets_topic_segment_bytes),
             },
             make=self._make_coordinator,
-            codec=_codec,
+            codec=self._weighing_codec,
             modules=(
                 "anabranch.machines.groups.coordinator",
                 "anabranch.server.coordinators.assignor_plug_ins",
@@ -98,7 +101,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         """Whether there was an update since the shards were told last."""
         self._regexes: Regexes | None = None
         self._matching = asyncio.Lock()
-        self._warm = False
+        self._warming: asyncio.Future[None] | None = None
         self._tickets = 0
         self._asking: set[asyncio.Task[None]] = set()
         self._creating_individual: asyncio.Task[None] | None = None
@@ -197,10 +200,21 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             yield from machine.list_groups()
 
     def warm(self) -> None:
-        """Load the modules that compute assignments, in a thread: a client is about to join a group."""
-        if not self._warm:
-            self._warm = True
-            asyncio.get_running_loop().run_in_executor(None, import_module, ASSIGNORS)
+        """Load in a thread what the first heartbeat needs: a client is about to join a group."""
+        if self._warming is None:
+            self._warming = asyncio.get_running_loop().run_in_executor(None, _warmed)
+
+    def weighed(self, weigh: Callable[[Coordinator], int]) -> Callable[[Coordinator], int]:
+        """What weighs a decision that may compute an assignment: it is for a thread until what it needs is loaded."""
+        self.warm()
+        assert self._warming is not None
+        return weigh if self._warming.done() else lambda coordinator: COLD
+
+    def _weighing_codec(self) -> RecordCodec[CoordinatorRecord]:
+        def weight(coordinator: Coordinator, key: Hashable) -> int:
+            return self.weighed(lambda coordinator: coordinator.weight_of_timer(key))(coordinator)
+
+        return _codec()._replace(timer_weight=weight)
 
     # -- machines ----------------------------------------------------------------------------------------------------
 
@@ -480,6 +494,20 @@ def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:
             SHARES_MAX,
         ),
     }
+
+
+def _warmed() -> None:
+    """Load the modules that compute assignments, and compile the messages of a heartbeat and what it writes."""
+    for module in ASSIGNORS:
+        import_module(module)
+    from anabranch.machines.groups.records import KINDS
+    from anabranch.protocol.messages.consumer_group_heartbeat import (
+        ConsumerGroupHeartbeatRequest,
+        ConsumerGroupHeartbeatResponse,
+    )
+
+    prepare(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse)
+    prepare(*(written for key, value, _ in KINDS.values() for written in (key, value) if written is not None))
 
 
 def _codec() -> RecordCodec[CoordinatorRecord]:

@@ -181,7 +181,7 @@ def _heartbeat(
         call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
-        weigh=lambda groups: groups.weight_of_heartbeat(request),
+        weigh=broker.groups.weighed(lambda groups: groups.weight_of_heartbeat(request)),
         large=_assigns_much,
     )
     if request.member_epoch < 0:  # The member has left: what it held is free.
