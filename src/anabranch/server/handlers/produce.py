@@ -51,7 +51,7 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
     topics = request.topic_data
     try:
         if len(topics) == 1 and len(topics[0].partition_data) == 1:  # Checked on the way to being appended.
-            checked: Mapping[int, Checked] = {}
+            checked: Mapping[int, Checked] | None = None
         elif len(topics) + sum(len(topic.partition_data) for topic in topics) > AT_ONCE:
             return Apart(lambda copy: _append_in_steps(broker, copy, call))
         else:
@@ -71,12 +71,16 @@ async def _append_in_steps(
     unsynced: list[_Unsynced] = []
     parts = 0
     for continued, part in PARTS.split(request, AT_A_TIME):
-        sent, now_ms = _sent(broker, part, call), _latest_ms(broker)
-        try:
-            checked = broker.checks.all_now(sent.values(), now_ms)
-        except TooLongError:
-            checked = await broker.checks.beside(sent.values(), now_ms)
-        response, waits = _append_all(broker, part, call, _by_data(sent, checked))
+        checked: dict[int, Checked] = {}
+        # All that was sent; then what was sent for partitions that came while others' records were checked.
+        while sent := {key: each for key, each in _sent(broker, part, call).items() if key not in checked}:
+            now_ms = _latest_ms(broker)
+            try:
+                outcomes = broker.checks.all_now(sent.values(), now_ms)
+            except TooLongError:
+                outcomes = await broker.checks.beside(sent.values(), now_ms)
+            checked |= _by_data(sent, outcomes)
+        response, waits = _append_all(broker, part, call, checked)
         PARTS.join(whole, response, continued=continued)
         if waits is not None:
             unsynced.append(waits)
@@ -135,12 +139,12 @@ def _by_data(sent: Iterable[int], checked: list[Checked]) -> Mapping[int, Checke
 
 
 def _append_all(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked] | None
 ) -> tuple[ProduceResponse, _Unsynced | None]:
     """Append every partition's batches; give the answer, and the syncs that it waits for.
 
-    `checked`: the outcomes of checks, by the identity of the data. TooLongError where one is missing and takes
-    longer than the loop can wait.
+    `checked`: the outcomes of checks, by the identity of the data. With None they are made here: TooLongError where
+    that takes longer than the loop can wait.
     """
     replicas = broker.replicas
     unsynced: _Unsynced | None = None
@@ -172,7 +176,7 @@ def _append_all(
             else:
                 assert isinstance(records, memoryview)
                 addressed = partition or replicas.removed_partition(TopicPartition(name, number))
-                outcome = checked.get(id(data)) if checked else None
+                outcome = None if checked is None else checked[id(data)]
                 produced = appender.produce(
                     addressed, records, topic.undeleted_partition_count, outcome, topic.topic_id
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -271,3 +272,30 @@ def test_a_client_that_hangs_up_while_its_response_waits_leaves_no_error_behind(
 
     broker.local.runner.run(hang_up())
     assert broker.local[0].log.flushed == 1
+
+
+def test_a_partition_that_comes_while_others_records_are_checked_is_given_its_own(broker: Broker) -> None:
+    records = memoryview(make_keyed_batch([(b"k", b"v")] * (QUICK_RECORDS_MAX + 1), timestamp=NOW_MS))
+    data = [PartitionProduceData(index=number, records=records) for number in range(2)]
+    topics = [TopicProduceData(name=TOPIC, topic_id=NO_TOPIC_ID, partition_data=data)]
+    request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=1, topic_data=topics)
+    goes_on = threading.Event()
+    broker.context.checks._thread.submit(goes_on.wait, 20)
+
+    async def begin() -> asyncio.Task[Any]:
+        apart = handle_produce(broker.context, request, CALL)
+        assert isinstance(apart, Apart)
+        task = asyncio.ensure_future(apart.handle(request))
+        await asyncio.sleep(0)
+        return task
+
+    async def end(task: asyncio.Task[Any]) -> ProduceResponse:
+        answer = await task
+        return cast(ProduceResponse, await answer if isinstance(answer, Awaitable) else answer)
+
+    handled = broker.local.runner.run(begin())
+    broker.local.resize(2)
+    goes_on.set()
+    (topic,) = broker.local.runner.run(end(handled)).responses
+    assert [each.error_code for each in topic.partition_responses] == [OK, OK]
+    assert [broker.local[number].log.end for number in range(2)] == [QUICK_RECORDS_MAX + 1] * 2
