@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import socket
@@ -196,6 +197,8 @@ def test_a_turn_that_fails_takes_no_turn_from_others() -> None:
         for peer in (failing, many):
             await peer.send(b"".join(map(frame, [b"x"] * 60)))
         await many.until(lambda: len(many.frames) == 60)
+        assert failing.closed == [None]
+        assert len(failing.frames) == 21
         for each in (failing, many):
             each.channel.close()
             each.sock.close()
@@ -252,6 +255,40 @@ def test_a_channel_that_is_paused_or_closed_between_its_turns_hands_over_no_more
         assert len(peer.frames) == seen
         assert peer.pool.in_use == 0
         peer.sock.close()
+
+    run(scenario)
+
+
+def test_a_channel_that_is_given_no_memory_in_its_turn_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        peer = Peer(landing=1 << 20)
+        await peer.send(b"".join(map(frame, [b"x"] * 60)) + struct.pack(">i", 1 << 20) + b"begun")
+        while not peer.frames:
+            await asyncio.sleep(0)
+        refusal = OSError(errno.ENOMEM, "no memory")
+        monkeypatch.setattr(peer.pool, "begin", lambda *_: (_ for _ in ()).throw(refusal))
+        await peer.until(lambda: bool(peer.closed))
+        assert peer.closed == [refusal]
+        assert len(peer.frames) == 60
+        assert peer.pool.in_use == 0
+        peer.sock.close()
+
+    run(scenario)
+
+
+def test_a_channel_has_one_place_in_the_line_however_often_it_is_paused() -> None:
+    async def scenario() -> None:
+        peer = Peer(landing=1 << 20)
+        await peer.send(b"".join(map(frame, [b"x"] * 200)))
+        while not peer.frames:
+            await asyncio.sleep(0)
+        for _ in range(5):
+            peer.channel.pause()
+            peer.channel.resume()
+        assert len(peer.pool.turns) == 1
+        await peer.until(lambda: len(peer.frames) == 200)
+        assert not peer.pool.turns
+        close(peer)
 
     run(scenario)
 

@@ -129,6 +129,8 @@ class FrameChannel:
         """The first bytes of a length."""
         self._kept: Buffer | None = None
         self._kept_range = (0, 0)
+        self._waits = False
+        """Whether it waits for its turn."""
         self._buffer: Buffer | None = None
         self._handed: Buffer | None = None
         """The buffer of the frame that is being handled, where it has one of its own."""
@@ -308,9 +310,12 @@ class FrameChannel:
             self._consume_soon()
 
     def _consume_soon(self) -> None:
-        self._pool.turns.wait(self._loop, self._consume_kept)
+        if not self._waits:
+            self._waits = True
+            self._pool.turns.wait(self._loop, self._consume_kept)
 
     def _consume_kept(self) -> None:
+        self._waits = False
         if self.closed or self._paused or self._kept is None:
             return
         buffer, (start, end) = self._kept, self._kept_range
@@ -322,8 +327,11 @@ class FrameChannel:
                 if not self._keeps(end - start) and start < end:
                     self._head = bytes(view[start:end])
             kept = self._keeps(end - start)
-        except FrameError as error:
+        except (FrameError, OSError) as error:
             self.close(error)
+        except Exception:  # ours: what has been handed over of it, and what has not, is not known any more
+            self.close()
+            raise
         finally:
             if not kept:
                 self._pool.give(buffer)
