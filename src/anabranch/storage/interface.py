@@ -68,6 +68,10 @@ class Slice:
         """The records for a response: bytes, or a range of an open file."""
         return self.view()
 
+    def next_offset(self) -> int | None:
+        """Read where the log goes on behind the slice; None where all of it would have to be looked at. OSError."""
+        return None
+
 
 class FetchedSlice(Slice):
     """Batches that were fetched into memory."""

@@ -450,9 +450,11 @@ def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> l
     """Find the aborted transactions with records in the slice found, from `start` on and below `limit`."""
     lines = partition.table.aborted.between(start, limit)
     if lines:
-        end = limit
-        for _, header in headers(found.view()):
-            end = header.next_offset
+        end = found.next_offset()
+        if end is None:
+            for _, header in headers(found.view()):
+                end = header.next_offset
+        end = limit if end is None else end
         lines = [line for line in lines if line.first_offset < end]
     return lines
 

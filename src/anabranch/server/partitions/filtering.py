@@ -84,6 +84,10 @@ class FilteredSlice(Slice):
         """The pieces."""
         return Pieces(self.parts)
 
+    def next_offset(self) -> int:
+        """Where the reader goes on."""
+        return self.filtered_to
+
 
 class _Book:
     """The sharers of one partition, and the lock under which its passes are made."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
+from anabranch.records.batch import HEADER_SIZE, OFFSET_MAX, BatchHeader, parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.net.channel import FileSlice
 from anabranch.storage.interface import FetchedSlice, Slice
@@ -35,9 +35,11 @@ COPIED_SIZE_MAX = 16 << 20
 class LogSlice(Slice):
     """Whole batches in a segment file, to be sent from there or mapped; keeps the file open for as long as it lives."""
 
-    __slots__ = ("_file", "position")
+    __slots__ = ("_end", "_file", "position")
 
-    def __init__(self, file: File, position: int, size: int) -> None:
+    def __init__(self, file: File, position: int, size: int, end: int | None = None) -> None:
+        """`end`: the offset behind it, where it is the last of the file."""
+        self._end = end
         self._file = file
         self.position = position
         self.size = size
@@ -55,6 +57,16 @@ class LogSlice(Slice):
     def view(self) -> memoryview:
         """Map the bytes."""
         return self._file.map(self.size, self.position)
+
+    def next_offset(self) -> int | None:
+        """Read the header of the batch behind the slice, unless it is the last of the file."""
+        if self._end is not None:
+            return self._end
+        behind = self._file.read(HEADER_SIZE, self.position + self.size)
+        try:
+            return parse_header(behind, 0, OFFSET_MAX).base_offset
+        except DecodeError:
+            return None
 
 
 class MaxTimestamp(NamedTuple):
@@ -208,7 +220,7 @@ class Segment:
         if self.owner is not None:
             self.owner.lately_used = True
         if file is self._file or size > COPIED_SIZE_MAX:
-            return LogSlice(file, position, size)
+            return LogSlice(file, position, size, self.end if position + size == self.size else None)
         return FetchedSlice(file.read(size, position))
 
     # -- writing -------------------------------------------------------------------------------------------------
