@@ -17,9 +17,11 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import PRODUCERS_PER_PARTITION_MAX
 from anabranch.machines.controller.nodes import PRODUCER_IDS
 from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.protocol.messages.produce import PartitionProduceData
 from anabranch.records.batch import build, stamp
 from anabranch.records.compression import Compression, compress
 from tests.support.broker import BrokerProcess, running
+from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch, varint
 
 NOW_MS = 1_700_000_000_000
@@ -182,6 +184,23 @@ def test_a_large_sound_batch_is_taken_and_nobody_waits(broker: BrokerProcess, co
                 for _ in range(3):
                     assert client.produce(topic, 0, data).error_code == ErrorCode.NONE
             assert client.offset_at(topic, 0, -1).offset == 3 * count
+
+
+@pytest.mark.parametrize("in_one", [False, True])
+def test_records_that_are_headers_alone_hold_nobody_up(broker: BrokerProcess, in_one: bool) -> None:
+    """A million headers take 3 ms, 60 times as long as other records of as many bytes."""
+    count = 490_000
+    body = b"\0\0\0\1\1" + varint(count) + bytes(2 * count)
+    data = bytes(made(varint(len(body)) + body, 1))
+    with WireClient(broker.port) as client:
+        topic = f"headers-{in_one}"
+        client.create(topic, 7)
+        asked = client.produce_request(topic, 0, data * 7)
+        if not in_one:
+            parts = [PartitionProduceData(index=number, records=data) for number in range(7)]
+            asked.topic_data[0].partition_data = parts
+        answer = in_short_steps(broker, lambda: client.call(asked, 12))
+        assert {part.error_code for part in answer.responses[0].partition_responses} == {ErrorCode.NONE}
 
 
 def test_configs_that_no_request_could_use_are_refused(broker: BrokerProcess) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.errors import DecodeError
-from anabranch.codec import Part
+from anabranch.codec import Part, TooManyElementsError
 from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
@@ -103,6 +103,22 @@ def test_a_header_cut_anywhere_is_a_decode_error() -> None:
         for end in range(min(len(frame), 60)):
             with pytest.raises(DecodeError):
                 decode_request(frame[:end])
+
+
+def test_a_client_id_that_is_cut_off_is_a_decode_error_though_nothing_follows_it() -> None:
+    frame = joined(encode_request(ApiVersionsRequest(), 0, 1, "client"))[4:]
+    assert decode_request(frame)[0].client_id == "client"
+    for end in range(len(frame)):
+        with pytest.raises(DecodeError):
+            decode_request(frame[:end])
+
+
+def test_a_request_of_more_elements_than_the_caller_wants_is_an_error_of_its_own() -> None:
+    topics = [MetadataRequestTopic(name=f"{number}") for number in range(4)]
+    frame = joined(encode_request(MetadataRequest(topics=topics), 8, 1, None))[4:]
+    assert decode_request(frame, 4)[1].topics == topics
+    with pytest.raises(TooManyElementsError):
+        decode_request(frame, 3)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\0\0\0", b"\0\0\0\1", b"\0\0\0\1\1\0\5", b"\0\0\0\1" + b"\xff" * 9])

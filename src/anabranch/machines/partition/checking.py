@@ -13,7 +13,7 @@ bounds it further (`Effort`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -62,6 +62,8 @@ _TAKES_ALL = Accepted()
 _RECORD_COUNT_AT = HEADER_SIZE - 4
 _BYTES_PER_US = 4096
 """Of a checksum, and of memory that is read."""
+TIMELY_SIZE_MAX = 2 << 20
+"""Bytes of a batch; larger ones, if they hold headers of records alone, take three times longer than is estimated."""
 _EXPANDED_BYTES_PER_US = 256
 """By the slowest codec."""
 _COMPRESSED_BYTES_PER_US = 16
@@ -110,18 +112,38 @@ class TooLongError(Exception):
 
 
 class Effort:
-    """The time that is left for the checks of one request; TooLongError where a step would take more."""
+    """The time that is left for the checks of one request; TooLongError where a step would take more.
 
-    __slots__ = ("_is_generous", "_left_us", "_record_us")
+    What a step takes is estimated; of records with many headers too low. So with a clock no step is begun, either, when
+    those before have taken as long. A first step is not timed: most requests have no other.
+    """
 
-    def __init__(self, left_us: float, record_us: float, *, is_generous: bool = False) -> None:
-        """`record_us` is what the examination of one record takes.
+    __slots__ = ("_clock", "_is_generous", "_left_us", "_record_us", "_steps", "_until", "_whole_us")
+
+    def __init__(
+        self,
+        left_us: float,
+        record_us: float,
+        *,
+        is_generous: bool = False,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`record_us` is what the examination of one record takes; `clock` gives processor time in seconds.
 
         `is_generous`: compressed records are taken for what honest producers send, and not for the worst there is.
         """
-        self._left_us = left_us
+        self._left_us = self._whole_us = left_us
         self._record_us = record_us
         self._is_generous = is_generous
+        self._clock = clock
+        self._steps = 0
+        self._until = 0.0
+
+    def spend_on_batch(self, size: int, records: int) -> None:
+        """Take off what the checksum of a batch, and the examination of so many records, take."""
+        if size > TIMELY_SIZE_MAX and not self._is_generous:
+            raise TooLongError
+        self.spend(size, records)
 
     def spend_on_compressed(self, size: int, codec: Compression) -> None:
         """Take off what the expansion of so many bytes may take beside writing its content."""
@@ -133,6 +155,13 @@ class Effort:
         self._left_us -= size / bytes_per_us + records * self._record_us
         if self._left_us < 0:
             raise TooLongError
+        self._steps = steps = self._steps + 1
+        if steps > 1 and self._clock is not None:
+            now = self._clock()
+            if steps == 2:
+                self._until = now + self._whole_us / 1e6
+            elif now > self._until:
+                raise TooLongError
 
     @property
     def expanded_size_max(self) -> int:
@@ -181,7 +210,7 @@ def check_batches(
                 )
             if effort is not None:
                 count = header.record_count  # More than are allowed are not examined.
-                effort.spend(size, count if count <= RECORDS_PER_BATCH_MAX else 0)
+                effort.spend_on_batch(size, count if count <= RECORDS_PER_BATCH_MAX else 0)
             if crc32c(data[end + COVERED_FROM : end + size]) != header.crc:
                 check(data, end, header)
             batch = data if size == whole else data[end : end + size]

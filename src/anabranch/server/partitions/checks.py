@@ -88,14 +88,14 @@ class BatchChecks:
 
     def now(self, data: memoryview, limits: BatchLimits, now_ms: int) -> Checked:
         """Check all that a request has. TooLongError where the loop cannot wait for that."""
-        return check_batches(data, limits, now_ms, self._examine, Effort(LOOP_US, self._record_us))
+        return check_batches(data, limits, now_ms, self._examine, self._turn())
 
     def all_now(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
         """As `now`, for several partitions: the loop waits no longer for all of them together."""
         sent = list(sent)
         if takes_longer((each.data for each in sent), LOOP_US, self._record_us):
             raise TooLongError
-        effort = Effort(LOOP_US, self._record_us)
+        effort = self._turn()
         return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
 
     async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
@@ -120,14 +120,18 @@ class BatchChecks:
 
         # One partition at a time, so that requests take turns.
         checked: list[Checked] = []
-        turn = Effort(LOOP_US, self._record_us)
+        turn = self._turn()
         for data, limits in sent:
             try:
                 checked.append(check_batches(data, limits, now_ms, self._examine, turn))
             except TooLongError:
                 checked.append(await to_the_end(self._thread, check, data, limits))
-                turn = Effort(LOOP_US, self._record_us)
+                turn = self._turn()
         return checked
+
+    def _turn(self) -> Effort:
+        """What the loop can wait for."""
+        return Effort(LOOP_US, self._record_us, clock=time.thread_time)
 
     async def look(self, work: Callable[[Search], T]) -> T:
         """Do a search in a batch of a log, in another thread of its own."""

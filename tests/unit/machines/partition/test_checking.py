@@ -13,6 +13,7 @@ from anabranch.base.limits import EXPANDED_SIZE_MAX, PRODUCER_ID_BITS, RECORDS_P
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import (
     BATCHES_PER_PARTITION_MAX,
+    TIMELY_SIZE_MAX,
     Effort,
     TooLongError,
     check_batches,
@@ -324,3 +325,24 @@ def test_a_frame_of_many_blocks_is_looked_at_within_the_effort() -> None:
         check_batches(memoryview(batch), limits, NOW_MS, effort=effort)
     assert isinstance(check_batches(memoryview(batch), limits, NOW_MS), Refuse)
     assert sum(lz4_blocks(memoryview(content))) == 200_000
+
+
+def test_no_step_is_begun_when_those_before_took_longer_than_they_were_thought_to() -> None:
+    times = iter([7.0, 7.000_9, 7.001_0, 7.001_1])
+    effort = Effort(1_000, 0.0, clock=lambda: next(times))
+    for _ in range(4):
+        effort.spend(1, 0)
+    with pytest.raises(TooLongError):
+        effort.spend(1, 0)
+    once = Effort(1_000, 0.0, clock=lambda: next(iter(())))
+    once.spend(1, 0)
+
+
+def test_a_large_batch_is_not_looked_into_by_who_cannot_wait() -> None:
+    """Its records may be headers alone, of which there are many in few bytes."""
+    data = make_sound_batch(payload=bytes(TIMELY_SIZE_MAX), timestamp=NOW_MS)
+    limits = replace(LIMITS, message_size_max=2 * len(data))
+    with pytest.raises(TooLongError):
+        check_batches(memoryview(data), limits, NOW_MS, effort=Effort(2_000, 0.02))
+    patient = Effort(2_000, 0.02, is_generous=True)
+    assert not isinstance(check_batches(memoryview(data), limits, NOW_MS, effort=patient), Refuse)

@@ -122,3 +122,24 @@ def test_without_machine_code_plain_python_is_used_until_there_is_some(
     asyncio.run(made.load())
     assert isinstance(made.search, native.NativeSearch)
     made.close()
+
+
+def test_the_second_batch_of_a_partition_takes_effort_as_the_first_does() -> None:
+    """What is told from the first headers alone is not enough."""
+    made = BatchChecks()
+    short, long = make_sound_batch(timestamp=NOW_MS), make_keyed_batch([(b"k", b"v")] * 5_000, timestamp=NOW_MS)
+    sent = [Unchecked(memoryview(short + long), LIMITS), Unchecked(memoryview(bytearray(short)), LIMITS)]
+    with pytest.raises(TooLongError):
+        made.all_now(sent, NOW_MS)
+    made.close()
+
+
+def test_a_request_has_only_so_much_of_the_threads_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "BESIDE_S", 0.0)
+    made = BatchChecks()
+    records = make_keyed_batch([(b"k", b"v")] * 5_000, timestamp=NOW_MS)
+    sent = [Unchecked(memoryview(bytearray(records)), LIMITS) for _ in range(2)]
+    first, second = asyncio.run(made.beside(sent, NOW_MS))
+    assert not isinstance(first, Refuse)
+    assert second is checks.TOO_MUCH
+    made.close()
