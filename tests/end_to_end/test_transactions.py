@@ -11,6 +11,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from anabranch.protocol.messages.list_transactions import ListTransactionsRequest
 from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -524,3 +525,23 @@ def test_readers_of_small_batches_with_an_aborted_transaction_among_them_hold_no
             assert len(found.records) > 4 << 20
             told = [(line.producer_id, line.first_offset) for line in found.aborted_transactions]
             assert told == [(producer.producer_id, 0)]
+
+
+def test_the_end_of_a_log_right_behind_a_commit_is_behind_its_records(tmp_path: Path) -> None:
+    """The markers are written when the commit has been answered; an end told before them hides what was committed."""
+    committed_ends = ListOffsetsRequest(
+        replica_id=-1,
+        isolation_level=1,
+        topics=[ListOffsetsTopic(name="t", partitions=[ListOffsetsPartition(partition_index=0, timestamp=-1)])],
+    )
+    with running(tmp_path) as broker, WireClient(broker.port) as client, WireClient(broker.port) as reader:
+        client.create("t")
+        producer = TransactionalProducer(client).init()
+        early = 0
+        for number in range(1, 21):
+            assert producer.send("t", 0, b"x") is ErrorCode.NONE
+            assert producer.end(commit=True, wait=False) is ErrorCode.NONE
+            found = reader.call(committed_ends, 7).topics[0].partitions[0]
+            early += found.offset != 2 * number
+            producer.until("CompleteCommit")
+        assert early < 10

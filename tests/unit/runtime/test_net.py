@@ -21,7 +21,14 @@ from unittest import mock
 import pytest
 
 from anabranch.runtime.gathered import Gathered
-from anabranch.runtime.net.channel import FRAMES_PER_TURN_MAX, FRAMES_TURN_S, FREED_APART_SIZE, FrameChannel, FrameError
+from anabranch.runtime.net.channel import (
+    FRAMES_PER_TURN_MAX,
+    FRAMES_TURN_S,
+    FREED_APART_SIZE,
+    FrameChannel,
+    FrameError,
+    Part,
+)
 from anabranch.runtime.net.pool import FRAMES_ROUND_S, MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
 from anabranch.runtime.net.transport import PlainTransport
 
@@ -410,6 +417,26 @@ def test_parts_and_file_slices_arrive_in_order_though_the_socket_is_small(tmp_pa
         peer.channel.close()
         peer.sock.close()
         os.close(fd)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_part_that_is_sent_alone_arrives_whole_though_the_socket_is_small(kind: Callable[[bytes], Part]) -> None:
+    async def scenario() -> None:
+        content = os.urandom(3_000_000)
+        peer = Peer()
+        for drained in (1, 2):
+            peer.channel.write([kind(content)])
+            assert 0 < peer.channel.unsent == peer.channel.unsent_memory < len(content)
+            got = bytearray()
+            async with asyncio.timeout(10):
+                while len(got) < len(content):
+                    got += await asyncio.get_running_loop().sock_recv(peer.sock, 65_536)
+            assert bytes(got) == content
+            await peer.until(lambda drained=drained: peer.drained == drained)  # type: ignore[misc]
+            assert peer.channel.unsent == 0
+        close(peer)
 
     run(scenario)
 

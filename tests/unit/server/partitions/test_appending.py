@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
-from anabranch.machines.partition.producers import redirected
+from anabranch.machines.partition.producers import PRODUCER_SIZE, redirected
 from anabranch.records.batch import LOG_APPEND_TIME, TRANSACTIONAL, BatchHeader, headers, parse_header
 from anabranch.records.compression import Compression
 from anabranch.server.partitions.appending import Appender, Produced
@@ -71,6 +71,15 @@ def test_a_batch_is_appended_and_its_repetition_answered_as_it_was(local: LocalR
     assert produce(local, 0, batch(2), 5).error is ErrorCode.INVALID_PARTITION_METADATA
     assert produce(local, 0, batch(4), 1).error is GAP
     assert local[0].log.end == 2
+
+
+def test_a_producer_that_is_new_to_a_log_counts_as_memory_once(local: LocalReplicas) -> None:
+    budget = local.replicas.producers
+    held = [budget.size]
+    for data in (batch(), batch(0), batch(1), batch(1), batch(7), batch(0, producer=8)):
+        produce(local, 0, data)
+        held.append(budget.size)
+    assert held == [count * PRODUCER_SIZE for count in (0, 0, 1, 1, 1, 1, 2)]
 
 
 def test_of_several_batches_those_before_a_refused_one_are_appended(local: LocalReplicas) -> None:
