@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping
 from importlib import import_module
 from threading import Lock
 from time import monotonic
@@ -30,6 +30,7 @@ from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
+from anabranch.server.coordinators import weights
 from anabranch.server.coordinators.assignor_plug_ins import OURS, assignor_plug_ins, names_of, report_assignor
 from anabranch.server.coordinators.member_metadata import WARNING_INTERVAL_S, MetadataAdmission, held_by
 from anabranch.server.coordinators.record_codec import RecordCodec
@@ -194,10 +195,18 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             for number in range(self.count()):
                 yield self.shard(number).machine
 
-    def listed(self) -> Iterator[ListedGroup]:
-        """Every group. ApiError as for `machines`. A caller may let other work go on in between."""
-        for machine in self.machines():
-            yield from machine.list_groups()
+    async def listed(self) -> AsyncIterator[Iterable[ListedGroup]]:
+        """Every group, by shard. ApiError as for `machines`. A caller may let other work go on in between.
+
+        Offsets that a shard still has to read are read in its line: a thread may be about it.
+        """
+        for number in range(self.count() if self.exists else 0):
+            shard = self.shard(number)
+            if shard.machine.positions.unread is None:
+                yield shard.machine.list_groups()
+            else:
+                found = shard.read(lambda machine, _: list(machine.list_groups()), lambda _: weights.MUCH)
+                yield await found if isinstance(found, asyncio.Future) else found
 
     def warm(self) -> None:
         """Load in a thread what the first heartbeat needs: a client is about to join a group."""
@@ -212,7 +221,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def _weighing_codec(self) -> RecordCodec[CoordinatorRecord]:
         def weight(coordinator: Coordinator, key: Hashable) -> int:
-            return self.weighed(lambda coordinator: coordinator.weight_of_timer(key))(coordinator)
+            return self.weighed(lambda coordinator: weights.of_timer(coordinator, key))(coordinator)
 
         return _codec()._replace(timer_weight=weight)
 
@@ -533,7 +542,7 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
         marked=lambda coordinator, producer_id, now_ms: coordinator.marked(producer_id, now_ms),
         is_beside=is_individual,
         beside_empty=beside_empty,
-        timer_weight=lambda coordinator, key: coordinator.weight_of_timer(key),
+        timer_weight=weights.of_timer,
         marker_weight=lambda coordinator, producer_id: coordinator.weight_of_marker(producer_id),
-        loaded_weight=lambda coordinator: coordinator.weight_of_loading(),
+        loaded_weight=weights.of_loading,
     )

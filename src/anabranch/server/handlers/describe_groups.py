@@ -74,7 +74,7 @@ def handle_consumer_group_describe(
             group_id,
             lambda groups, now_ms: groups.view_consumer_group(group_id, now_ms),
             lambda code, message: refuse(group_id, code, message),
-            lambda groups: groups.weight_of_view(group_id),
+            lambda groups: groups.weight_of_view(group_id) + groups.weight_of_offsets(group_id),
         )
 
     def respond(views: list[View]) -> ConsumerGroupDescribeResponse | Large:
@@ -106,6 +106,7 @@ def handle_describe_groups(
             lambda code, message: _Refused(
                 DescribedGroup(error_code=code, error_message=message, group_id=group_id, group_state=DEAD)
             ),
+            lambda groups: groups.weight_of_offsets(group_id),
         )
 
     def respond(views: list[ClassicView]) -> DescribeGroupsResponse | Large:
@@ -125,7 +126,7 @@ async def handle_list_groups(
     states = {state.lower() for state in request.states_filter}
     types = {kind.lower() for kind in request.types_filter}
     try:
-        found = await gather_in_steps(broker.groups.listed())
+        found = [group async for part in broker.groups.listed() for group in await gather_in_steps(part)]
     except ApiError as error:
         return ListGroupsResponse(error_code=error.code)
     passed = (

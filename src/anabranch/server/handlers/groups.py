@@ -44,6 +44,7 @@ from anabranch.server.context import (
     Large,
     RequestContext,
 )
+from anabranch.server.coordinators import weights
 from anabranch.server.coordinators.member_metadata import heartbeat_size, join_size, sync_size
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _heartbeat(
         call,
         lambda groups, now_ms: groups.consumer_group_heartbeat(request, caller, now_ms),
         _heartbeat_refused,
-        weigh=broker.groups.weighed(lambda groups: groups.weight_of_heartbeat(request)),
+        weigh=broker.groups.weighed(weights.of_heartbeat(request)),
         large=_assigns_much,
     )
     if request.member_epoch < 0:  # The member has left: what it held is free.
@@ -210,7 +211,7 @@ def handle_prepare_assignment(
         call,
         lambda groups, now_ms: groups.prepare_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupPrepareAssignmentResponse(error_code=code, error_message=message),
-        weigh=lambda groups: groups.weight_of_group(request.group_id),
+        weigh=weights.of_change(request.group_id),
     )
 
 
@@ -227,7 +228,7 @@ def handle_install_assignment(
         call,
         lambda groups, now_ms: groups.install_assignment(request, caller, now_ms),
         lambda code, message: ConsumerGroupInstallAssignmentResponse(error_code=code, error_message=message),
-        weigh=lambda groups: groups.weight_of_group(request.group_id),
+        weigh=weights.of_change(request.group_id),
     )
 
 
@@ -320,7 +321,7 @@ def handle_sync_group(
         call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
         lambda code, message: SyncGroupResponse(error_code=code),
-        weigh=lambda groups: groups.weight_of_sync(request),
+        weigh=weights.of_sync(request),
     )
 
 
@@ -350,5 +351,5 @@ def handle_leave_group(
         call,
         lambda groups, now_ms: groups.leave_group(request, caller, now_ms),
         lambda code, message: LeaveGroupResponse(error_code=code),
-        weigh=lambda groups: groups.weight_of_classic(request.group_id, None),
+        weigh=weights.of_change(request.group_id),
     )
