@@ -16,14 +16,21 @@ T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
 
-async def to_the_end(thread: Executor, work: Callable[[Unpack[Given]], T], *given: *Given) -> T:
-    """Do work in a thread. A cancellation is raised when the thread is done with it."""
+def _nothing() -> None:
+    """Let the work go on."""
+
+
+async def to_the_end(
+    thread: Executor, work: Callable[[Unpack[Given]], T], *given: *Given, give_up: Callable[[], None] = _nothing
+) -> T:
+    """Do work in a thread. A cancellation is raised when the thread is done with it; `give_up` makes that be soon."""
     running = thread.submit(work, *given)
     ended = asyncio.wrap_future(running)
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
-        running.cancel()  # Without effect once it has begun.
+        if not running.cancel():
+            give_up()
         while not ended.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait((ended,))

@@ -90,3 +90,23 @@ def test_a_thread_that_ends_ends_what_waits_for_it() -> None:
         goes_on.set()
 
     asyncio.run(scenario())
+
+
+def test_work_that_has_begun_is_told_that_it_is_in_vain() -> None:
+    begun, given_up = threading.Event(), threading.Event()
+
+    def work() -> bool:
+        begun.set()
+        return given_up.wait(20)
+
+    async def scenario() -> None:
+        with ThreadPoolExecutor(1) as thread:
+            task = asyncio.create_task(to_the_end(thread, work, give_up=given_up.set))
+            await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
+            assert not given_up.is_set()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(task, 5)
+            assert given_up.is_set()
+
+    asyncio.run(scenario())

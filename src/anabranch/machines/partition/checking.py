@@ -118,7 +118,7 @@ class Effort:
     those before have taken as long. A first step is not timed: most requests have no other.
     """
 
-    __slots__ = ("_clock", "_is_generous", "_left_us", "_record_us", "_steps", "_until", "_whole_us")
+    __slots__ = ("_clock", "_is_generous", "_is_given_up", "_left_us", "_record_us", "_steps", "_until", "_whole_us")
 
     def __init__(
         self,
@@ -135,9 +135,14 @@ class Effort:
         self._left_us = self._whole_us = left_us
         self._record_us = record_us
         self._is_generous = is_generous
+        self._is_given_up = False
         self._clock = clock
         self._steps = 0
         self._until = 0.0
+
+    def give_up(self) -> None:
+        """Have no further step be begun; may be called while another thread makes one."""
+        self._is_given_up = True
 
     def spend_on_batch(self, size: int, records: int) -> None:
         """Take off what the checksum of a batch, and the examination of so many records, take."""
@@ -153,7 +158,7 @@ class Effort:
     def spend(self, size: int, records: int, bytes_per_us: float = _BYTES_PER_US) -> None:
         """Take off a step over so many bytes and records, before it is done."""
         self._left_us -= size / bytes_per_us + records * self._record_us
-        if self._left_us < 0:
+        if self._left_us < 0 or self._is_given_up:
             raise TooLongError
         self._steps = steps = self._steps + 1
         if steps > 1 and self._clock is not None:

@@ -101,7 +101,7 @@ class BatchChecks:
     async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
         """Check what the loop can wait for there, and the rest in the thread, which takes a turn of the loop each.
 
-        The thread reads and corrects the batches where they lie, so a cancellation waits for it.
+        The thread reads and corrects the batches where they lie, so a cancellation waits for the one it looks into.
         """
         effort = Effort(BESIDE_RECORDS * self._record_us, self._record_us, is_generous=True)
         taken = 0.0
@@ -125,7 +125,7 @@ class BatchChecks:
             try:
                 checked.append(check_batches(data, limits, now_ms, self._examine, turn))
             except TooLongError:
-                checked.append(await to_the_end(self._thread, check, data, limits))
+                checked.append(await to_the_end(self._thread, check, data, limits, give_up=effort.give_up))
                 turn = self._turn()
         return checked
 

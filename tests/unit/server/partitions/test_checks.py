@@ -15,8 +15,8 @@ from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import BatchLimits, TooLongError
 from anabranch.records.batch import build
-from anabranch.records.compression import Compression
-from anabranch.records.examination import examine
+from anabranch.records.compression import Bytes, Compression
+from anabranch.records.examination import Examined, examine
 from anabranch.runtime import native
 from anabranch.server.partitions import checks
 from anabranch.server.partitions.checks import BatchChecks, Unchecked
@@ -143,3 +143,31 @@ def test_a_request_has_only_so_much_of_the_threads_time(monkeypatch: pytest.Monk
     assert not isinstance(first, Refuse)
     assert second is checks.TOO_MUCH
     made.close()
+
+
+def test_a_check_that_nobody_waits_for_ends_with_the_batch_it_looks_into() -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    looked_into: list[int] = []
+
+    def slow(records: Bytes, count: int, *others: Any) -> Examined | None:
+        looked_into.append(count)
+        begun.set()
+        assert goes_on.wait(20)
+        return examine(records, count, *others)
+
+    async def scenario() -> None:
+        made = BatchChecks()
+        made._examine = slow
+        records = make_keyed_batch([(b"k", b"v")] * 5_000, timestamp=NOW_MS)
+        task = asyncio.create_task(made.beside([Unchecked(memoryview(records * 3), LIMITS)], NOW_MS))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        made.close()
+
+    asyncio.run(scenario())
+    assert looked_into == [5_000]
