@@ -22,6 +22,7 @@ from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.producers import Marker, ProducerTable
 from anabranch.records.batch import CONTROL, BatchHeader, parse_end_transaction_marker
 from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.mapped import read_in
 from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.storage.interface import Appended, PartitionLog
 
@@ -317,7 +318,7 @@ def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> Fold
 def _marker_at(log: PartitionLog, header: BatchHeader) -> Marker | None:
     found = log.read(header.base_offset, 0, end=log.end)
     assert not isinstance(found, Awaitable), "the folded part of a log is near"
-    return None if found is None else _marker(found.view())
+    return None if found is None else _marker(read_in(found.view()))
 
 
 def _marker(batch: bytearray | memoryview) -> Marker | None:

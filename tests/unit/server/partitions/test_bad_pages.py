@@ -15,11 +15,12 @@ BEGIN = """
 import os, pathlib, sys
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH
-from anabranch.records.batch import parse_header
+from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.server.coordinators.bulk_replay import BulkReplay
 from anabranch.server.coordinators.replay import Replay
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.offsets import MAX_TIMESTAMP, list_offset
+from anabranch.server.partitions.partition import fold_producers
 from anabranch.storage.log.segment import LogSlice
 from anabranch.storage.next_record import scan
 from tests.support.batches import make_keyed_batch
@@ -30,6 +31,8 @@ local.resize(1)
 for _ in range(40):
     data = make_keyed_batch([(b"key", bytes(10_000))] * 3, timestamp=NOW_MS)
     local[0].append(data, parse_header(data), NOW_MS)
+marker = end_transaction_marker(7, 0, commit=False, coordinator_epoch=0, timestamp_ms=NOW_MS)
+local[0].append(marker, parse_header(marker), NOW_MS)
 whole = LogSlice.view
 
 def view(piece):
@@ -58,6 +61,7 @@ os._exit(0)
         "scan(local[0].log.read(0, 1 << 20), 0)",
         "list(Replay().scan(local[0].log.slices()))",
         "list(BulkReplay().scan(local[0].log.slices()))",
+        "fold_producers(local[0].log, local[0].name, NOW_MS)",
     ],
 )
 def test_pages_that_cannot_be_read_end_no_broker(tmp_path: Path, read: str) -> None:
