@@ -33,10 +33,10 @@ VERSION = 4
 NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
 
 
-def heartbeat(number: int) -> bytes:
+def heartbeat(number: int, client_id: str | None = "a client", version: int = VERSION) -> bytes:
     """A request of which the generation and the correlation id are `number`."""
     request = HeartbeatRequest(group_id="g", generation_id=number, member_id="m")
-    return b"".join(bytes(part) for part in encode_request(request, VERSION, number, "a client"))
+    return b"".join(bytes(part) for part in encode_request(request, version, number, client_id))
 
 
 class Client:
@@ -96,7 +96,12 @@ def test_a_handler_is_told_who_asks() -> None:
         client = Client(handle)
         await client.send(heartbeat(1))
         assert await client.answers(1) == [1]
+        said = [("a client", VERSION), ("a client", 3), ("another", 3), (None, 3), ("a client", VERSION)]
         assert seen == [RequestContext(ANONYMOUS, "a client", "peer:1", 7, VERSION)]
+        for number, (client_id, version) in enumerate(said):
+            await client.send(heartbeat(number, client_id, version))
+        assert await client.answers(len(said)) == list(range(len(said)))
+        assert [(call.client_id, call.api_version) for call in seen[1:]] == said
         client.sock.close()
         await until(lambda: client.closed)
 
