@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -24,12 +24,14 @@ from anabranch.protocol.messages.delete_groups import (
 from anabranch.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from anabranch.server.context import BrokerContext, Large, RequestContext
+from anabranch.server.coordinators.shard import ON_LOOP_MAX
 from anabranch.server.handlers.authorized import ON_GROUP
 from anabranch.server.handlers.groups import NO_CONSUMER_PROTOCOL, awaited, submit
 from anabranch.server.handlers.in_parts import gather_in_steps
 
 if TYPE_CHECKING:  # Imported with the first group.
     from anabranch.machines.groups.classic import ClassicGroupView
+    from anabranch.machines.groups.coordinator import Coordinator
     from anabranch.machines.groups.views import ConsumerGroupView
 
 View: TypeAlias = "ConsumerGroupView | _Refused[DescribedConsumerGroup]"
@@ -39,6 +41,8 @@ Response = TypeVar("Response")
 Described = TypeVar("Described", DescribedGroup, DescribedConsumerGroup)
 Shown = TypeVar("Shown")
 DEAD = "Dead"
+GROUP_DELETED = 10
+"""The weight of the deletion of a group, beside its offsets (`Shard.ask`)."""
 MEMBERS_AT_A_TIME = 2_000
 """Members of groups that are looked at before other work has its turn: a millisecond."""
 MEMBERS_ON_LOOP_MAX = 50
@@ -84,7 +88,7 @@ def handle_consumer_group_describe(
 
         return _large_or_not(make, sum(each.size for each in views))
 
-    return _look_in_steps(request.group_ids, view, lambda found: len(found.members), respond)
+    return _look_in_steps(request.group_ids, view, _members, respond)
 
 
 def handle_describe_groups(
@@ -116,7 +120,7 @@ def handle_describe_groups(
 
         return _large_or_not(make, sum(len(each.members) for each in views))
 
-    return _look_in_steps(request.groups, view, lambda found: len(found.members), respond)
+    return _look_in_steps(request.groups, view, _members, respond)
 
 
 async def handle_list_groups(
@@ -141,24 +145,36 @@ def handle_delete_groups(
     broker: BrokerContext, request: DeleteGroupsRequest, call: RequestContext
 ) -> DeleteGroupsResponse | Awaitable[DeleteGroupsResponse]:
     """Delete groups that have no members, with all their offsets."""
+    weight = 0
 
     def delete(group_id: str) -> ErrorCode | Awaitable[ErrorCode]:
+        nonlocal weight
+        weight = 0
+
+        def weigh(groups: Coordinator) -> int:
+            nonlocal weight
+            weight = groups.weight_of_deletion(group_id)
+            return weight
+
         return submit(
             broker,
             group_id,
             lambda groups, now_ms: groups.delete_group(group_id, now_ms),
             lambda code, message: code,
-            weigh=lambda groups: groups.weight_of_deletion(group_id),
+            weigh=weigh,
         )
 
     names = list(dict.fromkeys(request.groups_names))
-    return _gathered(
-        [delete(name) for name in names],
+    return _look_in_steps(
+        names,
+        delete,
+        lambda _: GROUP_DELETED + weight,
         lambda codes: DeleteGroupsResponse(
             results=[
                 DeletableGroupResult(group_id=name, error_code=code) for name, code in zip(names, codes, strict=True)
             ]
         ),
+        at_a_time=ON_LOOP_MAX,
     )
 
 
@@ -169,29 +185,40 @@ def _large_or_not(make: Callable[[], Response], members: int) -> Response | Larg
 def _look_in_steps(
     group_ids: Iterable[str],
     look: Callable[[str], Result | Awaitable[Result]],
-    size: Callable[[Result], int],
+    size: Callable[[Result | Awaitable[Result]], int],
     make: Callable[[list[Result]], Response],
+    at_a_time: int = MEMBERS_AT_A_TIME,
 ) -> Response | Awaitable[Response]:
-    """Make the response of what is seen of groups; other work has its turn in between where they have many members."""
+    """Make the response of what is seen of groups; other work has its turn in between where that is of much `size`."""
     found: list[Result | Awaitable[Result]] = []
     left = deque(group_ids)
 
     def look_at_some() -> None:
-        members = 0
-        while left and members < MEMBERS_AT_A_TIME:
+        looked = 0
+        while left and looked < at_a_time:
             seen = look(left.popleft())
-            members += 1 if hasattr(seen, "__await__") else size(seen)
+            looked += size(seen)
             found.append(seen)
 
     async def go_on() -> Response:
-        while left:
-            await asyncio.sleep(0)
-            look_at_some()
+        try:
+            while left:
+                await asyncio.sleep(0)
+                look_at_some()
+        except asyncio.CancelledError:
+            for seen in found:  # Nobody will wait for them.
+                if isinstance(seen, Coroutine):
+                    seen.close()
+            raise
         answer = _gathered(found, make)
         return await answer if hasattr(answer, "__await__") else answer
 
     look_at_some()
     return go_on() if left else _gathered(found, make)
+
+
+def _members(found: Any) -> int:
+    return 1 if hasattr(found, "__await__") else len(found.members)
 
 
 def _authorized(groups: list[Described], asked: bool) -> list[Described]:
