@@ -105,7 +105,7 @@ class ShardSet(Generic[MachineT, RecordT]):
         self._creating: asyncio.Task[None] | None = None
 
     def __iter__(self) -> Iterator[Shard[MachineT, RecordT]]:
-        return iter(self._shards.values())
+        return iter(list(self._shards.values()))  # Also in threads, while another is made.
 
     @property
     def exists(self) -> bool:

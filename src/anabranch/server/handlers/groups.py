@@ -185,9 +185,20 @@ def _heartbeat(
         weigh=broker.groups.weighed(weights.of_heartbeat(request)),
         large=_assigns_much,
     )
-    if request.member_epoch < 0:  # The member has left: what it held is free.
-        broker.slices.freed(request.group_id)
+    if request.member_epoch >= 0:
+        return answer
+    if hasattr(answer, "__await__"):
+        return _then_freed(broker, request.group_id, answer)
+    broker.slices.freed(request.group_id)
     return answer
+
+
+async def _then_freed(broker: BrokerContext, group_id: str, answer: Awaitable[Response]) -> Response:
+    """Wait for the answer to a member that leaves, perhaps in line: then what it held is free."""
+    try:
+        return await answer
+    finally:
+        broker.slices.freed(group_id)
 
 
 def _assigns_much(answer: ConsumerGroupHeartbeatResponse) -> bool:
