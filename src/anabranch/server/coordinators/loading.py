@@ -95,7 +95,7 @@ class Loading(Generic[MachineT, RecordT]):
             else:
                 await _in_thread(_fold, codec.decode, machine, key, value)
                 weight = 0
-        for applied, held in enumerate(replay.held(), start=1):
+        for applied, held in enumerate(await _in_thread(replay.held), start=1):
             record = codec.decode(held.key, held.value)
             if record is not None:
                 machine.apply(record, producer_id=held.producer_id)

@@ -13,6 +13,7 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.replay import Held, Replay
 from anabranch.server.coordinators.shard import ON_LOOP_MAX
 from tests.unit.server.coordinators.test_shard import Pair, Toy, World, decode, encode, play, refused_with, until
 
@@ -296,5 +297,29 @@ def test_a_transaction_of_much_is_ended_in_a_thread_in_its_turn(tmp_path: Path) 
         assert after == "put after" and threads and threading.main_thread() not in threads
         assert list(world.shard.machine.values.items()) == [("pending", "1"), ("after", "2")]
         assert await world.reloaded() == {"pending": "1", "after": "2"}
+
+    play(World(tmp_path), story)
+
+
+def test_what_open_transactions_hold_is_gathered_in_a_thread_when_the_log_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50,000 offsets of an open transaction took 29 ms of the loop, to be put in order."""
+    threads: list[threading.Thread] = []
+    held = Replay.held
+
+    def noted(replay: Replay) -> list[Held]:
+        threads.append(threading.current_thread())
+        return held(replay)
+
+    monkeypatch.setattr(Replay, "held", noted)
+
+    async def story(world: World) -> None:
+        await world.put("pending", "1", producer=(7, 0))
+        threads.clear()
+        other = world.another()
+        await other.load()
+        assert other.machine.pending == {7: {"pending": "1"}}
+        assert threads and threading.main_thread() not in threads
 
     play(World(tmp_path), story)
