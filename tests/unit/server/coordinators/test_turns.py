@@ -248,6 +248,7 @@ def test_a_marker_is_not_said_to_be_written_when_the_shard_fails_before_it_is_du
         with pytest.raises(ApiError) as error:
             await asyncio.wait_for(ended, 5)
         assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await asyncio.wait_for(asyncio.gather(reply, return_exceptions=True), 5)
 
     in_line(World(tmp_path), story)
 
