@@ -29,7 +29,7 @@ def test_others_are_served_while_what_computes_an_assignment_is_loaded(tmp_path:
     broker.start()
 
     async def scenario() -> None:
-        async with Admin(broker.address) as admin, Producer(broker.address) as producer, asyncio.timeout(30):
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer, asyncio.timeout(60):
             await admin.create_topics("t", partitions=2)
             await (await producer.send("t", key="k", value=b"v"))
             longest = 0.0
