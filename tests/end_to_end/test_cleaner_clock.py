@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.client import AnabranchError, sync
-from tests.support.broker import BrokerProcess, running
+from tests.support.broker import BrokerProcess, log_size, running
 from tests.support.wire import WireClient, batch
 
 BACKOFF = "log.cleaner.backoff.ms"
@@ -21,10 +21,6 @@ def until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def size(data: Path, topic: str) -> int:
-    return sum(file.stat().st_size for file in data.glob(f"{topic}-0/*.log"))
 
 
 def test_an_idle_topic_is_compacted_when_its_records_have_waited_long_enough(tmp_path: Path) -> None:
@@ -38,13 +34,13 @@ def test_an_idle_topic_is_compacted_when_its_records_have_waited_long_enough(tmp
                 for number in range(50):
                     produced = client.produce(topic, 0, batch([b"%0100d" % number], key=b"k", timestamp=now_ms))
                     assert produced.error_code == ErrorCode.NONE
-            before = size(tmp_path, "t")
+            before = log_size(tmp_path / "t-0")
             with pytest.raises(AnabranchError, match="must be a whole number"):
                 admin.alter_configs("broker", "1", {BACKOFF: "9"})
             admin.alter_configs("broker", "1", {BACKOFF: "50"})
             assert admin.describe_configs("broker", "1")[BACKOFF].value == "50"
-            until(lambda: size(tmp_path, "t") < before / 20)
-            assert size(tmp_path, "u") == before
+            until(lambda: log_size(tmp_path / "t-0") < before / 20)
+            assert log_size(tmp_path / "u-0") == before
             assert client.read_all("t") == [(49, b"%0100d" % 49)]
             assert client.produce("t", 0, batch([b"new"], key=b"k", timestamp=now_ms)).base_offset == 50
             assert client.read_all("t", start=50) == [(50, b"new")]

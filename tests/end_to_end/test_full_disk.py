@@ -17,7 +17,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, log_size
 from tests.support.wire import WireClient, batch
 
 DISK_SIZE = 40 << 20
@@ -125,7 +125,7 @@ def test_retention_frees_a_disk_that_another_program_has_filled(small_disk: Path
                 assert not client.produce("t", 0, batch([b"x" * 100_000], timestamp=now_ms)).error_code
             fill(small_disk)
             log, deadline = small_disk / "data" / "t-0", time.monotonic() + 20
-            while sum(path.stat().st_size for path in log.glob("*.log")) > 200_000:
+            while log_size(log) > 200_000:
                 assert time.monotonic() < deadline, broker.said("warning")
                 time.sleep(0.1)
     finally:

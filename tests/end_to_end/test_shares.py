@@ -32,7 +32,7 @@ from anabranch.protocol.messages.fetch import KeyRange
 from anabranch.records.shares import KeyShare
 from tests.conformance.clients.confluent import ConfluentKafka
 from tests.support import commands
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, log_size
 from tests.support.wire import WireClient, batch
 
 ACCEPTS = {"accept.range.fetch": "true"}
@@ -360,7 +360,7 @@ def test_readers_of_key_ranges_divide_the_bytes_where_that_is_allowed(broker: Br
     configs = {"accept.range.fetch": "true"} if accepts else {}
     asyncio.run(_create(broker.address, topic, **{"accept.range.fetch": "false", **configs}))
     asyncio.run(_fill(broker.address, topic, 20_000, keyless=0.2))
-    size = sum(file.stat().st_size for file in (broker.data / f"{topic}-0").glob("*.log"))
+    size = log_size(broker.data / f"{topic}-0")
     found: list[int] = []
     fetched_size = 0
     for keys in cuts(SPACE, 4):

@@ -179,3 +179,12 @@ def running(data: Path, *, durability: str = "os", **settings: object) -> Iterat
     finally:
         if broker.alive:
             broker.kill()
+
+
+def log_size(log: Path) -> int:
+    """The bytes of a partition's segments, also while the broker renames and deletes them."""
+    size = 0
+    for segment in log.glob("*.log"):
+        with contextlib.suppress(FileNotFoundError):
+            size += segment.stat().st_size
+    return size
