@@ -35,11 +35,14 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tests.support.broker import BrokerProcess, running
 from tests.support.steps import in_short_steps
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, batch
 
 TOPIC, COUNT, GROUP = "wide", 12_000, "g"
+RECORDS_IN = 2_500
+"""Partitions with a record each."""
 TIMEOUT_MS, TIMEOUT_S = 112_000, 120.0
 UPKEEP_MS = 300
 PARTITIONS = "kafka_server_replicamanager_partitioncount"
@@ -178,4 +181,34 @@ def test_a_group_on_a_wide_topic_is_joined_shared_described_and_left_in_short_st
         committing_again = copy(committing)
         committing_again.generation_id_or_member_epoch, committing_again.member_id = -1, ""
         in_short_steps(broker, deleted)
+    assert not broker.said("error")
+
+
+def test_a_wide_topic_with_records_is_resized_under_a_group_in_short_steps(tmp_path: Path) -> None:
+    """Its coordinator knows where every partition of the layout before ends, before anybody sees the next one."""
+    with running(tmp_path) as broker, WireClient(broker.port, 120) as client, WireClient(broker.port, 120) as other:
+        client.create(TOPIC, RECORDS_IN)
+        partitions = [PartitionProduceData(index=it, records=bytes(batch([b"v"]))) for it in range(RECORDS_IN)]
+        data = [TopicProduceData(name=TOPIC, partition_data=partitions)]
+        client.call(ProduceRequest(transactional_id=None, acks=1, timeout_ms=TIMEOUT_MS, topic_data=data), 9)
+        while client.call(FindCoordinatorRequest(coordinator_keys=[GROUP])).coordinators[0].error_code:
+            time.sleep(0.05)
+        member = beat(other, "member", 0, [])
+        assert count(owned_by(member)) == RECORDS_IN
+        epoch, counts = member.member_epoch, iter([RECORDS_IN + 10, RECORDS_IN, RECORDS_IN + 5, RECORDS_IN] * 2)
+
+        def resized_under_it() -> None:
+            nonlocal epoch
+            for _ in range(2):
+                resize(client, next(counts))
+                deadline = time.monotonic() + TIMEOUT_S
+                told = answer = beat(other, "member", epoch)
+                while answer.member_epoch == epoch:  # Where it is to give up partitions, until it says that it has.
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+                    answer = beat(other, "member", epoch, owned_by(told) if told.assignment else None)
+                    told = answer if answer.assignment else told
+                epoch = answer.member_epoch
+
+        in_short_steps(broker, resized_under_it)
     assert not broker.said("error")

@@ -249,6 +249,9 @@ class Wire(Peers):
         """Send a deletion of replicas to a broker; return an empty result without a response in time."""
         return await self._send(order)
 
+    async def prepare(self, update: ClusterUpdate) -> None:
+        """Prepare nothing: the brokers of the world look nothing up."""
+
     def publish(self, update: ClusterUpdate) -> None:
         """Report a persisted and applied decision to the world."""
         self.cluster.on_published(update)

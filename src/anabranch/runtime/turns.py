@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
-FEW = 16
-"""Items at a time where a small file may be written for each."""
+FEW = 4
+"""Items at a time where a small file may be written for each, which takes 0.2 to 0.6 ms."""
 
 
 async def in_turns(items: Iterable[T], at_a_time: int = FEW) -> AsyncIterator[T]:

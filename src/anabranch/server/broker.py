@@ -27,7 +27,7 @@ from anabranch.runtime.metrics import Looked, Metrics, MetricsServer, Sample
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
-from anabranch.server.cluster.images import lineage_now
+from anabranch.server.cluster.lineages import lineage_now
 from anabranch.server.cluster.peers import LocalPeers, Peers
 from anabranch.server.cluster.repair import check_metadata, check_metadata_file
 from anabranch.server.cluster.view import ClusterView
@@ -449,4 +449,4 @@ def _stretch_of(view: ClusterView, partition: Partition, offset: int) -> Stretch
 def _shape_of(view: ClusterView, peers: Peers, topic: str) -> TopicShape | None:
     """Return a topic's lineage and partitions; None if it does not exist."""
     found = view.topic(topic)
-    return None if found is None else TopicShape(lineage_now(found, peers), found.topic.partitions.keys())
+    return None if found is None else TopicShape(lineage_now(found, peers.cuts), found.topic.partitions.keys())

@@ -171,6 +171,7 @@ class Controller:
                 spent += (known, operations)
                 await self._persist(operations)
             change = await self._work_out(_changed, self.state, decision.records, not self._large, self.waits)
+            await self._peers.prepare(change.update)
             spent += (change, self.state)
             self.state = change.state
             for timer in decision.timers:
@@ -429,7 +430,8 @@ def _changed(state: ControllerState, records: Sequence[MetadataRecord], in_place
     update = update_after(state, records)
     for topic in update.topics.values():
         if topic is not None and not topic.deleting and len(topic.nodes) >= LARGE_TOPIC:
-            topic.view  # noqa: B018 - made here, and not when it is asked for first
+            topic.view  # noqa: B018 - made here, and not when they are asked for first
+            topic.visible_partitions  # noqa: B018
     return _Change(state, update, waits.compare(waits_after(state, records)))
 
 

@@ -8,14 +8,14 @@ children closed.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import partial
 from itertools import islice
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
 from anabranch.machines.controller.nodes import Topic
-from anabranch.machines.cuts import lineage_of
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.lineage import Cuts, Lineage
+from anabranch.server.cluster.lineages import lineage_prepared
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView, TopicSnapshot
 
@@ -93,35 +93,20 @@ class Images:
         visible = topic.visible_partitions
         lineage, complete = None, len(visible) >= count
         if ordered and len(layouts) > 1:
-            lineage = lineage_now(topic, self._peers)
+            lineage = lineage_prepared(topic, self._peers.cuts)
             complete = complete and not lineage.unknown
         image = TopicImage(
             topic_id=topic.topic_id,
             name=topic.name,
             partitions=range(count) if len(visible) >= count else tuple(visible),
-            retiring=tuple(number for number in visible if number >= count),
+            retiring=tuple(visible[bisect_left(visible, count) :]),
             lineage=lineage,
             log_start=partial(self._peers.log_start, topic.name),
             log_end=partial(self._peers.log_end, topic.name),
             stable_end=partial(self._peers.stable_end, topic.name),
             loads=partial(self._peers.load, topic.name),
-            highest_count=1 + max(count - 1, *topic.topic.partitions, *topic.topic.removed),
+            highest_count=1 + max(count - 1, max(topic.topic.partitions, default=0), *topic.topic.removed),
             accepts_ranges=ranges,
             initial=topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0,
         )
         return image, complete
-
-
-def lineage_now(topic: TopicSnapshot, peers: Peers) -> Lineage:
-    """Make the lineage of a topic from its published layouts and the ends of its logs."""
-    node = topic.topic
-    cuts: dict[int, Cuts] = {}
-    unknown: dict[int, int] = {}
-    for partition in topic.visible_partitions:
-        found = peers.cuts(node, partition)
-        if found is None:
-            if partition in node.ended:  # Its children wait: a partition whose end is not known is not read.
-                unknown[partition] = node.ended[partition][0].layout
-        elif found.ends:
-            cuts[partition] = found
-    return lineage_of(node.initial_partition_count, topic.layouts, cuts, unknown)

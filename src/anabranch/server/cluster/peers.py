@@ -21,6 +21,7 @@ from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.load import UNOBSERVED, PartitionLoad
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.server.cluster.lineages import prepare
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
@@ -41,6 +42,9 @@ class Peers(Protocol):
 
     async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
         """Have a broker carry out a StopReplica; an error code for each partition. OSError."""
+
+    async def prepare(self, update: ClusterUpdate) -> None:
+        """Have at hand what is looked up as soon as an update is published; it must not raise."""
 
     def publish(self, update: ClusterUpdate) -> None:
         """Give every broker's view this update, after those that were published before."""
@@ -103,6 +107,15 @@ class LocalPeers:
     async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
         """As `Peers.stop_replicas`."""
         return await self._replicas.stop(order)
+
+    async def prepare(self, update: ClusterUpdate) -> None:
+        """As `Peers.prepare`: the lineage of topics with a new layout."""
+        for topic in update.topics.values():
+            if topic is None or topic.deleting or len(topic.layouts) == 1:
+                continue
+            known = self._view.topic(topic.name)
+            if known is None or known.topic is not topic.topic:
+                await prepare(topic, self.cuts)
 
     def publish(self, update: ClusterUpdate) -> None:
         """As `Peers.publish`."""

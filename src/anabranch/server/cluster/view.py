@@ -8,7 +8,7 @@ state; over the wire it may lag.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -76,8 +76,8 @@ class TopicSnapshot:
         """The topic as Metadata describes it."""
         return view_of(self.topic, self.nodes, self.live_brokers)
 
-    @property
-    def visible_partitions(self) -> list[int]:
+    @cached_property
+    def visible_partitions(self) -> Sequence[int]:
         """The published partitions, ascending: live ones, then retiring ones."""
         return visible_partitions(self.topic, self.nodes)
 

@@ -55,6 +55,9 @@ class PromptPeers:
         await pause()
         return {partition: ErrorCode.NONE for partition, _ in order.partitions}
 
+    async def prepare(self, update: ClusterUpdate) -> None:
+        await pause()
+
     def publish(self, update: ClusterUpdate) -> None:
         self._view.update(update)
 

@@ -245,6 +245,9 @@ class ForgetfulPeers:
     async def stop_replicas(self, broker: int, order: SendStopReplica) -> Mapping[int, ErrorCode]:
         raise NotImplementedError
 
+    async def prepare(self, update: ClusterUpdate) -> None:
+        pass
+
     def publish(self, update: ClusterUpdate) -> None:
         pass
 
