@@ -30,7 +30,7 @@ from anabranch.protocol.messages.fetch import (
 )
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
 from anabranch.records.batch import headers
-from anabranch.server.context import BrokerContext
+from anabranch.server.context import BrokerContext, Large, large_or_not
 from anabranch.server.partitions.fetch_sessions import FetchContext, Target
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 from anabranch.server.partitions.partition import Partition
@@ -66,7 +66,7 @@ class _Claimed(NamedTuple):
     target: Target
 
 
-def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse]:
+def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch with slices, as soon as there is one. The request may be freed when this returns."""
     if len(request.topics) > CLAIMS_MAX or sum(len(topic.partitions) for topic in request.topics) > CLAIMS_MAX:
         return FetchResponse(error_code=ErrorCode.INVALID_REQUEST, session_id=0)
@@ -103,7 +103,7 @@ def _needed(request: FetchRequest) -> FetchRequest:
     )
 
 
-async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse:
+async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Large:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
     while True:
@@ -111,7 +111,7 @@ async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchR
         await attempt.make()
         left_s = deadline - loop.time()
         if attempt.urgent or left_s <= 0 or broker.fetches.stopping:
-            return attempt.response()
+            return large_or_not(attempt.response, attempt.answers)
         await _changed(broker, request.group_id, attempt.partitions, min(left_s, RECHECK_S))
 
 
@@ -127,6 +127,11 @@ class _Attempt:
         """Those that may have records later."""
         self.urgent = False
         """Whether to answer now."""
+
+    @property
+    def answers(self) -> int:
+        """The number of partitions in the answer."""
+        return len(self._answers)
 
     async def make(self) -> None:
         """Reserve, read, and keep of each slice what was read."""
