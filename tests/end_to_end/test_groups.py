@@ -50,7 +50,7 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequestPartition,
     OffsetDeleteRequestTopic,
 )
-from tests.support.broker import BrokerProcess, running
+from tests.support.broker import BrokerProcess, log_size, running
 from tests.support.group_client import GroupClient, owned
 from tests.support.wire import batch
 
@@ -93,15 +93,6 @@ def until(true: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 # -- finding the coordinator ---------------------------------------------------------------------------------------
-
-
-def log_size(directory: Path) -> int:
-    """Bytes in the segments of a log, which compaction may replace while they are looked at."""
-    size = 0
-    for path in directory.glob("*.log"):
-        with contextlib.suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size
 
 
 def test_the_first_search_for_a_coordinator_makes_the_internal_topic(broker: BrokerProcess) -> None:

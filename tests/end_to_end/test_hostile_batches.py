@@ -20,7 +20,7 @@ from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.protocol.messages.produce import PartitionProduceData
 from anabranch.records.batch import build, stamp
 from anabranch.records.compression import Compression, compress
-from tests.support.broker import BrokerProcess, running
+from tests.support.broker import BrokerProcess, log_size, running
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch, varint
 
@@ -249,20 +249,12 @@ def test_what_an_earlier_version_took_stops_no_reader_of_other_records(
             for topic in ("old", "other"):  # Their segments are finished: the cleaner comes to them.
                 assert client.produce(topic, 0, batch([bytes(200)], key=b"k")).error_code == ErrorCode.NONE
         deadline = time.monotonic() + 20
-        while _size(tmp_path, "other") > 20 * 200 / 2:
+        while log_size(tmp_path / "other-0") > 20 * 200 / 2:
             assert time.monotonic() < deadline, "other topics are not compacted any more"
             threading.Event().wait(0.05)
     began = time.monotonic()
     assert broker.stop() == 0
     assert time.monotonic() - began < 5
-
-
-def _size(data: Path, topic: str) -> int:
-    size = 0
-    for path in data.glob(f"**/{topic}-0/*.log"):
-        with contextlib.suppress(FileNotFoundError):
-            size += path.stat().st_size
-    return size
 
 
 def test_a_hundred_thousand_producers_push_no_other_out(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def running(data: Path, *, durability: str = "os", **settings: object) -> Iterat
 
 
 def log_size(log: Path) -> int:
-    """The bytes of a partition's segments, also while the broker renames and deletes them."""
+    """The bytes of the segments of a log, which retention or the cleaner may remove while they are looked at."""
     size = 0
     for segment in log.glob("*.log"):
         with contextlib.suppress(FileNotFoundError):
