@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -133,6 +133,28 @@ class PositionRules:
             known = self._world.topic_of(value.topic_id)
             if known is not None:
                 self._world.edges[record.key.group].progressed((known.life, key[2]), self._rules.now_ms)
+
+    def after_loss(self, records: Iterable[CoordinatorRecord]) -> None:
+        """A machine was discarded before it applied these records, which are in its log; nobody was answered."""
+        for record in records:
+            if type(record.key).__name__ != "OffsetCommitKey":
+                continue
+            key, value = (record.key.group, record.key.topic, record.key.partition), record.value
+            if value is None:
+                self._rules.change(self.committed, key, ABSENT)
+                continue
+            if self.committed.get(key) != (value.topic_id, value.offset):
+                self._rules.change(self.moved_ms, key, self._rules.now_ms)
+            self._rules.change(self.opened, key, value.opened)
+            self._rules.change(self.committed, key, (value.topic_id, value.offset))
+            self._rules.change(self._committers, key, ("", False))
+            self._rules.change(self._committed_ms, key, self._rules.now_ms)
+            topic = self._world.topic_of(value.topic_id)
+            if topic is not None:
+                place = topic.life, key[2]
+                highest = max(value.offset, self.highest.get((key[0], *place), 0))
+                self._rules.change(self.highest, (key[0], *place), highest)
+                self._world.edges[key[0]].progressed(place, self._rules.now_ms)
 
     def _moved_by_ranges(self, record: CoordinatorRecord) -> None:
         """A position that ranges were found to touch when they were loaded."""

@@ -622,6 +622,12 @@ class Rules:
         """Keep the groups of a machine that is about to be discarded."""
         if broker.machine is not None:
             broker.lost = {group_id: see(group) for group_id, group in broker.machine.groups.items()}
+        written, broker.written = broker.written, None
+        if written is not None and written.end <= broker.log.end:
+            self._changes = []
+            self.positions.after_loss(written.records)
+            if written.end > broker.log.high_watermark:
+                self._undo.setdefault(broker, deque()).append((written.end, self._changes))
 
     def after_load(self, broker: Broker, machine: Coordinator) -> None:
         """Restart all sessions; classic members that were not stored are removed."""

@@ -8,7 +8,7 @@ the fold, so decisions change stored state by records alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +35,7 @@ from anabranch.server.context import CloseConnectionError, Large, RequestContext
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.groups import TOPIC, _codec
 from anabranch.server.coordinators.member_metadata import MetadataAdmission
+from anabranch.server.coordinators.record_codec import Encoded
 from anabranch.server.coordinators.shard import Shard
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.partitions.partition import Partition
@@ -103,6 +104,14 @@ class Step(NamedTuple):
     outcome: Outcome[Any, CoordinatorRecord]
     decided_ms: int
     """When it was made, which may be before it is applied."""
+
+
+class Written(NamedTuple):
+    """Records of a decision that are in the log."""
+
+    end: int
+    """Of the log, with them."""
+    records: Sequence[CoordinatorRecord]
 
 
 # -- watching ----------------------------------------------------------------------------------------------------------
@@ -208,9 +217,16 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
             self.broker.world.failed_with(error)
             raise
 
+    def _write(self, encoded: Encoded, now_ms: int) -> None:
+        super()._write(encoded, now_ms)
+        machine = self._machine
+        if isinstance(machine, WatchedCoordinator) and machine.step is not None:
+            self.broker.written = Written(self.broker.log.end, machine.step.outcome.records)
+
     def _follow_up(self, outcome: Outcome[Any, CoordinatorRecord]) -> Any:
         broker, world, machine = self.broker, self.broker.world, self._machine
         assert isinstance(machine, WatchedCoordinator)
+        broker.written = None
         step, machine.step = machine.step, None
         reply = super()._follow_up(outcome)
         if step is not None and step.outcome is outcome:
@@ -284,6 +300,8 @@ class Broker:
         """The next sync fails."""
         self.expired_ms = 0
         """When the machine last checked for expired offsets, or was loaded."""
+        self.written: Written | None = None
+        """What the machine has decided and not applied yet, which a thread does."""
         self.lost: dict[str, Seen] = {}
         """The groups of the last machine when it was thrown away."""
         chance = SimpleNamespace(uuid=world.fresh_id)
