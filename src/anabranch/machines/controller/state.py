@@ -45,6 +45,8 @@ class ControllerState:
     """Topic names by id."""
     collapsed: dict[str, str] = field(default_factory=dict, compare=False)
     """Topic names by what metrics make of them (`nodes.collapsed`)."""
+    resizing: set[str] = field(default_factory=set, compare=False)
+    """The topics whose resize runs."""
     partition_count: int = field(default=0, compare=False)
     """Partitions of all topics, those included that running resizes are about to make."""
 
@@ -94,6 +96,7 @@ def applied(state: ControllerState, records: Iterable[MetadataRecord]) -> Contro
         group_configs=dict(state.group_configs),
         deleting=set(state.deleting),
         names=dict(state.names),
+        resizing=set(state.resizing),
         collapsed=dict(state.collapsed),
         confirmed=dict(state.confirmed),
         unconfirmed=dict(state.unconfirmed),
@@ -156,6 +159,7 @@ def _delete(state: ControllerState, path: str) -> None:
             gone = state.topics.pop(name, None)
             if gone is not None:
                 state.names.pop(gone.topic_id, None)
+                state.resizing.discard(name)
                 state.partition_count -= gone.size
                 if state.collapsed.get(nodes.collapsed(name)) == name:
                     del state.collapsed[nodes.collapsed(name)]
@@ -179,6 +183,7 @@ def _put_topic(state: ControllerState, topic: Topic) -> None:
     before = state.topics.get(topic.name)
     state.topics[topic.name] = topic
     state.names[topic.topic_id] = topic.name
+    (state.resizing.discard if topic.resize is None else state.resizing.add)(topic.name)
     state.collapsed.setdefault(nodes.collapsed(topic.name), topic.name)
     state.partition_count += topic.size - (0 if before is None else before.size)
     if before is not None:

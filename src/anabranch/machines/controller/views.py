@@ -216,7 +216,7 @@ def topics_of(state: ControllerState, records: Iterable[MetadataRecord]) -> set[
                     case ["brokers", "topics", name] | ["admin", "delete_topics", name]:
                         found.add(name)
                     case ["brokers", "ids", _]:
-                        found |= {topic.name for topic in state.topics.values() if topic.resize is not None}
+                        found |= state.resizing
     return found
 
 

@@ -6,7 +6,7 @@ Every method raises ApiError: the refusal, REQUEST_TIMED_OUT for a change that i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS
@@ -119,8 +119,8 @@ class Commands:
             raise ApiError(reply.code, reply.message)
         await self._controller.wait_at_most(lambda state: reached(state, topic), CANCEL_TIMEOUT_MS)
 
-    def resizes(self, topics: Iterable[str] | None) -> list[RunningResize]:
-        """List the resizes that run, by topic name: of these topics, or of all."""
+    def resizes(self, topics: Iterable[str] | None) -> Iterator[RunningResize]:
+        """The resizes that run, in any order: of these topics, or of all; bears changes meanwhile."""
         return self._controller.resizes(topics)
 
     async def alter_configs(self, command: AlterConfigs, timeout_ms: int) -> Accepted | Validated:

@@ -12,7 +12,7 @@ leaves behind is freed in a thread, too: 100,000 records take longer than a step
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from typing import Any, NamedTuple, TypeVar, TypeVarTuple
@@ -45,6 +45,7 @@ from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.timers import Timers
+from anabranch.runtime.turns import in_turns
 from anabranch.server.cluster.feed import everything, update_after
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.resize_waits import Found, ResizeWaits, RunningResize, waits_after
@@ -59,6 +60,8 @@ RETRY_AFTER_FAILURE_MS = 500
 EFFECTS_MAX = 1_000_000
 DELETED_AT_A_TIME = 5_000
 """Nodes that are deleted in one transaction, where a decision deletes more and does nothing else."""
+TOPICS_AT_A_TIME = 1_000
+"""Topics that are looked at before other work has its turn."""
 LARGE_TOPIC = 200
 """Partitions of a topic from which on decisions are made in a thread: about 4 ms."""
 
@@ -239,8 +242,8 @@ class Controller:
         """As `wait_until`, for a time."""
         return await self.wait_until(true, self._loop_time() + timeout_ms / 1000)
 
-    def resizes(self, topics: Iterable[str] | None) -> list[RunningResize]:
-        """List the resizes that run, by topic name: of these topics, or of all."""
+    def resizes(self, topics: Iterable[str] | None) -> Iterator[RunningResize]:
+        """The resizes that run, in any order: of these topics, or of all; bears changes meanwhile."""
         return self.waits.running(self.state, topics)
 
     def _still_going_on(self, accepted: Accepted) -> str:
@@ -352,13 +355,15 @@ class Controller:
 
     async def inspect_all_layouts(self) -> None:
         """Inspect the layouts of every topic that has more than one."""
-        for topic in sorted(topic.name for topic in self.state.topics.values() if len(topic.layouts) > 1):
-            await self.inspect_layouts(topic)
+        async for topic in in_turns(list(self.state.topics.values()), TOPICS_AT_A_TIME):
+            if len(topic.layouts) > 1:
+                await self.inspect_layouts(topic.name)
 
     async def inspect_all_retiring(self) -> None:
         """Inspect the retiring partitions of every topic: the reaper's round."""
-        for topic in sorted(topic.name for topic in self.state.topics.values() if _has_retiring(topic)):
-            await self.inspect_retiring(topic)
+        async for topic in in_turns(list(self.state.topics.values()), TOPICS_AT_A_TIME):
+            if _has_retiring(topic):
+                await self.inspect_retiring(topic.name)
 
     def _on_timer(self, key: Hashable) -> None:
         match key:

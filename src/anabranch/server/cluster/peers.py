@@ -22,7 +22,7 @@ from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.load import UNOBSERVED, PartitionLoad
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.lineages import prepare
-from anabranch.server.cluster.view import ClusterUpdate, ClusterView
+from anabranch.server.cluster.view import ClusterUpdate, ClusterView, name_of
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
 from anabranch.server.partitions.offsets import next_record
 from anabranch.server.partitions.partition import Partition
@@ -123,7 +123,7 @@ class LocalPeers:
 
     async def apply_configs(self, update: ClusterUpdate) -> None:
         """As `Peers.apply_configs`, in steps: a topic may have 100,000 partitions, and there may be as many topics."""
-        for topic in self._view.topic_names() if update.broker_configs else update.configs:
+        for topic in map(name_of, self._view.topics()) if update.broker_configs else update.configs:
             await self._replicas.apply_settings(topic)
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:

@@ -119,19 +119,15 @@ class ResizeWaits:
         """What the resize of a topic waits for, by partition, ascending."""
         return list(self._known.get(topic, {}).values())
 
-    def running(self, state: ControllerState, topics: Iterable[str] | None) -> list[RunningResize]:
-        """List the resizes that run, by topic name: of these topics, or of all."""
+    def running(self, state: ControllerState, topics: Iterable[str] | None) -> Iterator[RunningResize]:
+        """The resizes that run, in any order: of these topics, or of all; bears changes meanwhile."""
         now_ms = self._now_ms()
-        names = state.topics.keys() if topics is None else state.topics.keys() & set(topics)
-        found = []
-        for name in sorted(names - state.deleting):
-            topic = state.topics[name]
-            if topic.resize is not None:
+        for name in list(state.resizing) if topics is None else topics:
+            topic = state.topics.get(name)
+            if topic is not None and topic.resize is not None and name not in state.deleting:
                 old, new = counts(topic)
                 phase, cancelable = topic.resize.phase, may_undo(topic)
-                waits = self.of(name)
-                found.append(RunningResize(name, topic.topic_id, old, new, phase, cancelable, waits, now_ms))
-        return found
+                yield RunningResize(name, topic.topic_id, old, new, phase, cancelable, self.of(name), now_ms)
 
     def all(self) -> Iterator[tuple[str, Waiting, int]]:
         """Every topic and partition that a resize waits for, and how long it has, in ms; bears changes meanwhile."""

@@ -176,6 +176,7 @@ _PARTS: dict[int, Parts] = {
     65: Parts("transactional_ids", "transaction_states", key=_itself),
     69: Parts("group_ids", "groups", key=_itself),
     10000: _NESTED,
+    10004: Parts("topics", "topics", key=_itself),
 }
 """By API key. The answers of those with a key are long: what is named again is answered once."""
 

@@ -325,9 +325,9 @@ def handle_list_config_resources(
     broker: BrokerContext, request: ListConfigResourcesRequest, call: RequestContext
 ) -> ListConfigResourcesResponse | Large:
     """Name the resources that can have configs, of the types asked for; version 0 asks for client metrics alone."""
-    topics = [topic.name for topic in broker.view.topics()]
+    topics = broker.view.topics()
     names: dict[int, list[str]] = {
-        TOPIC: topics,
+        TOPIC: [],
         BROKER: [str(broker.settings.node_id)],
         BROKER_LOGGER: [str(broker.settings.node_id)],
         CLIENT_METRICS: [],
@@ -338,7 +338,7 @@ def handle_list_config_resources(
         return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
 
     def listed() -> ListConfigResourcesResponse:
-        topics.sort()
+        names[TOPIC] = [topic.name for topic in topics]
         return ListConfigResourcesResponse(
             config_resources=[
                 ConfigResource(resource_name=name, resource_type=kind)

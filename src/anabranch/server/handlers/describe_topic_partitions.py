@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.views import TopicView
@@ -29,13 +29,18 @@ def handle_describe_topic_partitions(
     """Describe the topics that are asked for, or all, in the order of their names, from the cursor on."""
     if len(request.topics) >= PARTITIONS_AT_A_TIME:
         return _describe_in_steps(broker, request)
-    everything = not request.topics
-    names = broker.view.topic_names() if everything else sorted({topic.name for topic in request.topics})
     cursor, limit = request.cursor, max(1, request.response_partition_limit)
-    if cursor is not None:
-        names = [name for name in names if name >= cursor.topic_name]
-    topics = {name: broker.view.topic(name) for name in names}
-    count = sum(len(topic.nodes) for topic in topics.values() if topic is not None)
+    begin = "" if cursor is None else cursor.topic_name
+    topics: list[tuple[str, TopicSnapshot | None]]
+    if request.topics:
+        names = sorted({topic.name for topic in request.topics if topic.name >= begin})
+        topics = [(name, broker.view.topic(name)) for name in names]
+    else:
+        everything = broker.view.topics(begin)
+        if len(everything) >= PARTITIONS_AT_A_TIME:
+            return Large(lambda: _page(((topic.name, topic) for topic in everything), cursor, limit))
+        topics = [(topic.name, topic) for topic in everything]
+    count = sum(len(topic.nodes) for _, topic in topics if topic is not None)
     if min(count, limit) + len(topics) < PARTITIONS_AT_A_TIME:
         return _page(topics, cursor, limit)
     return Large(lambda: _page(topics, cursor, limit))
@@ -51,16 +56,16 @@ async def _describe_in_steps(broker: BrokerContext, request: DescribeTopicPartit
 
     names = await asyncio.get_running_loop().run_in_executor(None, named)
     found = await gather_in_steps((name, broker.view.topic(name)) for name in names)
-    return Large(lambda: _page(dict(found), cursor, limit))
+    return Large(lambda: _page(found, cursor, limit))
 
 
 def _page(
-    topics: Mapping[str, TopicSnapshot | None], cursor: Cursor | None, left: int
+    topics: Iterable[tuple[str, TopicSnapshot | None]], cursor: Cursor | None, left: int
 ) -> DescribeTopicPartitionsResponse:
     """Describe `left` partitions of these topics, from the cursor on."""
     begin = 0 if cursor is None else max(0, cursor.partition_index)
     found: list[DescribeTopicPartitionsResponseTopic] = []
-    for name, topic in topics.items():
+    for name, topic in topics:
         if not left:
             return DescribeTopicPartitionsResponse(topics=found, next_cursor=Cursor(topic_name=name, partition_index=0))
         if topic is None:

@@ -62,8 +62,7 @@ def handle_metadata(
     )
     everything = request.topics is None or (call.api_version == 0 and not request.topics)
     if everything or request.topics is None:
-        topics = (broker.view.topic(name) for name in broker.view.topic_names())
-        return _answered(broker, [topic for topic in topics if topic is not None], wanted)
+        return _answered(broker, broker.view.topics(), wanted)
     if len(request.topics) >= PARTITIONS_AT_A_TIME:
         return _asked_in_steps(broker, request.topics, wanted, create=_creates(broker, request, call))
     asked = list({_identity(topic): topic for topic in request.topics}.values())  # Each topic once.

@@ -17,7 +17,8 @@ from anabranch.protocol.messages.list_topic_resizes import (
     TopicResizeWait,
 )
 from anabranch.server.cluster.resize_waits import RunningResize
-from anabranch.server.context import BrokerContext, RequestContext
+from anabranch.server.context import BrokerContext, Large, RequestContext, large_or_not
+from anabranch.server.handlers.in_parts import gather_in_steps
 
 WAITS_MAX = 100
 """How many partitions that hold a resize up a response names."""
@@ -25,11 +26,18 @@ CANCELED_MAX = 100
 """How many topics a request may name: each is a step of the controller."""
 
 
-def handle_list_topic_resizes(
+async def handle_list_topic_resizes(
     broker: BrokerContext, request: ListTopicResizesRequest, call: RequestContext
-) -> ListTopicResizesResponse:
-    """List the running resizes of the topics asked for, or of all."""
-    return ListTopicResizesResponse(topics=[_listed(running) for running in broker.commands.resizes(request.topics)])
+) -> ListTopicResizesResponse | Large:
+    """List the running resizes of the topics asked for, or of all, by name."""
+    found = await gather_in_steps(broker.commands.resizes(request.topics))
+    return large_or_not(
+        lambda: ListTopicResizesResponse(topics=[_listed(it) for it in sorted(found, key=_name)]), len(found)
+    )
+
+
+def _name(running: RunningResize) -> str:
+    return running.topic
 
 
 def _listed(running: RunningResize) -> TopicResize:

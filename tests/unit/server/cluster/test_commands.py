@@ -120,6 +120,6 @@ def test_refusals_and_a_store_that_refuses_are_errors_of_the_api(tmp_path: Path)
             commands.alter_group_configs(good),
         ):
             assert await refused(command) is ErrorCode.KAFKA_STORAGE_ERROR
-        assert world.view.topic_names() == ["t"]
+        assert [it.name for it in world.view.topics()] == ["t"]
 
     asyncio.run(story())

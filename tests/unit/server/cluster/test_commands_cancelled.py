@@ -123,7 +123,7 @@ class World:
         """What is on disk is what the controller knows, and what clients see."""
         state = self.controller.state
         assert self.folded() == state
-        assert self.view.topic_names() == sorted(state.topics.keys() - state.deleting)
+        assert [it.name for it in self.view.topics()] == sorted(state.topics.keys() - state.deleting)
         for name in state.topics:
             found = self.view.find(name)
             assert found is not None and found.topic == state.topics[name]

@@ -16,6 +16,7 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.effects import Accepted, CommandReply, Decision, SendLeaderAndIsr, SendStopReplica
+from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import BrokerNode, Topic
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.resize import ResizeTopic, decide_resize_topic
@@ -27,7 +28,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster import controller as controller_module
-from anabranch.server.cluster.controller import LARGE_TOPIC, Controller
+from anabranch.server.cluster.controller import LARGE_TOPIC, TOPICS_AT_A_TIME, Controller
 from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
 from anabranch.server.partitions.replicas import Replicas
@@ -403,3 +404,21 @@ def test_what_a_step_about_a_large_topic_leaves_behind_is_freed_in_a_thread(
     assert {"paths", "operations", "change"} == set(made)
     assert sorted(what for what, _ in freed) == sorted(made)
     assert threading.get_ident() not in {thread for _, thread in freed}, freed
+
+
+def test_others_have_their_turn_while_many_topics_are_looked_at(tmp_path: Path) -> None:
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        for number in range(5 * TOPICS_AT_A_TIME):
+            topic = Topic(f"t{number}", UUID(int=number + 1), {0: (1,)}, 1, (Layout(0, 1),))
+            controller.state.topics[topic.name] = topic
+        for inspect in (controller.inspect_all_layouts, controller.inspect_all_retiring):
+            inspecting, turns = asyncio.create_task(inspect()), 0
+            while not inspecting.done():
+                turns += 1
+                await asyncio.sleep(0)
+            assert turns > 5
+        await controller.stop()
+
+    asyncio.run(story())

@@ -47,7 +47,12 @@ class Published(Cluster):
                 assert (None if found is None else found.view) == views.topic_view(self.state, name)
                 assert view.configs(name) == self.state.configs.get(name, {})
                 assert (view.find(name) is None) is (name not in self.state.topics)
-            assert view.topic_names() == sorted(self.state.topics.keys() - self.state.deleting)
+            names = sorted(self.state.topics.keys() - self.state.deleting)
+            assert [topic.name for topic in view.topics()] == names
+            assert [topic.name for topic in view.topics("t")] == [name for name in names if name >= "t"]
+            assert all(view.topic(topic.name) is topic for topic in view.topics())
+            resizing = {name for name, topic in self.state.topics.items() if topic.resize is not None}
+            assert (view.resizing_count, self.state.resizing) == (len(resizing), resizing)
             assert view.topic_count == len(self.state.topics)
             assert view.configured_groups() == sorted(self.state.group_configs)
 
@@ -55,7 +60,7 @@ class Published(Cluster):
 def test_a_view_follows_a_topic_through_its_life() -> None:
     cluster = Published(partitions=2)
     view = cluster.view
-    assert view.topic_names() == ["t"]
+    assert [topic.name for topic in view.topics()] == ["t"]
     assert view.name_of(TOPIC_ID) == "t"
     cluster.resize(4)
     found = view.topic("t")
