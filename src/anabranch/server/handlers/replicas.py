@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
@@ -34,6 +34,7 @@ from anabranch.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from anabranch.server.cluster.view import TopicSnapshot
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
 PATH_LENGTH_MAX = 4096
@@ -50,35 +51,50 @@ NOT_ELECTED = {
 
 def handle_elect_leaders(
     broker: BrokerContext, request: ElectLeadersRequest, call: RequestContext
-) -> ElectLeadersResponse:
+) -> ElectLeadersResponse | Awaitable[Large]:
     """Say of each partition that its leader needs no election, or that its only replica is offline.
 
     Where all partitions are asked for, those that need no election are left out (KIP-183, KIP-460).
     """
-    if request.election_type not in NOT_ELECTED:
-        return ElectLeadersResponse(
-            error_code=ErrorCode.INVALID_REQUEST, replica_election_results=_elections(broker, request, None)
-        )
-    return ElectLeadersResponse(
-        replica_election_results=_elections(broker, request, NOT_ELECTED[request.election_type])
-    )
-
-
-def _elections(
-    broker: BrokerContext, request: ElectLeadersRequest, not_elected: ErrorCode | None
-) -> list[ReplicaElectionResult]:
+    not_elected = NOT_ELECTED.get(request.election_type)
     if request.topic_partitions is None:
-        asked = [(topic.name, topic.visible_partitions) for topic in broker.view.topics()]
-    else:
-        asked = [(topic.topic, list(dict.fromkeys(topic.partitions))) for topic in request.topic_partitions]
-    found = []
-    for name, partitions in asked:
-        results = [_election(broker, name, partition, not_elected) for partition in partitions]
-        if request.topic_partitions is None:
-            results = [it for it in results if it.error_code != ErrorCode.ELECTION_NOT_NEEDED]
-        if results:
-            found.append(ReplicaElectionResult(topic=name, partition_result=results))
-    return found
+        return _all_elections(broker, not_elected)
+    found = [
+        (topic.topic, [_election(broker, topic.topic, it, not_elected) for it in dict.fromkeys(topic.partitions)])
+        for topic in request.topic_partitions
+    ]
+    return _elected(found, not_elected)
+
+
+async def _all_elections(broker: BrokerContext, not_elected: ErrorCode | None) -> Large:
+    """Look at every partition of the broker; other work has its turn in between."""
+    found: dict[str, list[PartitionResult]] = {}
+    looked = 0
+    for topic in broker.view.topics():
+        for partition in await _visible(topic):
+            result = _election(broker, topic.name, partition, not_elected)
+            if result.error_code != ErrorCode.ELECTION_NOT_NEEDED:
+                found.setdefault(topic.name, []).append(result)
+            looked += 1
+            if looked % PARTITIONS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+    return Large(lambda: _elected(found.items(), not_elected))
+
+
+async def _visible(topic: TopicSnapshot) -> list[int]:
+    """The published partitions of a topic; of many they are found in a thread."""
+    if len(topic.nodes) < PARTITIONS_AT_A_TIME:
+        return topic.visible_partitions
+    return await asyncio.get_running_loop().run_in_executor(None, lambda: topic.visible_partitions)
+
+
+def _elected(found: Iterable[tuple[str, list[PartitionResult]]], not_elected: ErrorCode | None) -> ElectLeadersResponse:
+    return ElectLeadersResponse(
+        error_code=ErrorCode.INVALID_REQUEST if not_elected is None else ErrorCode.NONE,
+        replica_election_results=[
+            ReplicaElectionResult(topic=name, partition_result=results) for name, results in found if results
+        ],
+    )
 
 
 def _election(broker: BrokerContext, name: str, partition: int, not_elected: ErrorCode | None) -> PartitionResult:
