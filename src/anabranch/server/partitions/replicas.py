@@ -92,7 +92,8 @@ class Replicas:
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)
         self._topics: dict[str, dict[int, Partition]] = {}
-        self._count = 0
+        self._all: dict[TopicPartition, Partition] = {}
+        """The same, to be listed: that is cheap, however many topics there are."""
         self.range_fetched: dict[TopicPartition, Partition] = {}
         """Those whose topic allows fetches of ranges of keys."""
         self.producers = ProducerBudget(self._producer_tables, clock, producers_size_max)
@@ -120,10 +121,10 @@ class Replicas:
         return ErrorCode.KAFKA_STORAGE_ERROR if (topic, partition) in self._closed else unknown
 
     def __iter__(self) -> Iterator[Partition]:
-        return iter([partition for found in self._topics.values() for partition in found.values()])
+        return iter([*self._all.values()])
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._all)
 
     def _producer_tables(self) -> Iterator[ProducerTable]:
         yield from self.removed.tables()
@@ -135,9 +136,8 @@ class Replicas:
         return [*self._topics.get(topic, {}).values()]
 
     def _add(self, partition: Partition) -> None:
-        found = self._topics.setdefault(partition.name.topic, {})
-        self._count += partition.name.partition not in found
-        found[partition.name.partition] = partition
+        self._topics.setdefault(partition.name.topic, {})[partition.name.partition] = partition
+        self._all[partition.name] = partition
         self._list_range_fetched(partition)
 
     def _list_range_fetched(self, partition: Partition) -> None:
@@ -148,8 +148,7 @@ class Replicas:
 
     def _remove(self, partition: Partition) -> None:
         found = self._topics[partition.name.topic]
-        del found[partition.name.partition]
-        self._count -= 1
+        del found[partition.name.partition], self._all[partition.name]
         self.range_fetched.pop(partition.name, None)
         if not found:
             del self._topics[partition.name.topic]
