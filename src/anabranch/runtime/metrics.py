@@ -190,9 +190,10 @@ class Metrics:
 
 
 def _steps(metrics: Mapping[Key, T]) -> Iterator[list[tuple[Key, T]]]:
-    """Cut the metrics of one name, as they are now, into steps."""
-    items = list(metrics.items())
-    return (items[begin : begin + SAMPLES_PER_STEP] for begin in range(0, len(items), SAMPLES_PER_STEP))
+    """Cut the metrics of one name, as they are now, into steps, without those that are dropped meanwhile."""
+    keys = list(metrics)  # Pairs would be so many objects more.
+    for begin in range(0, len(keys), SAMPLES_PER_STEP):
+        yield [(key, metrics[key]) for key in keys[begin : begin + SAMPLES_PER_STEP] if key in metrics]
 
 
 class MetricsServer:

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import pytest
@@ -22,6 +22,7 @@ from anabranch.runtime import exposition
 from anabranch.runtime.exposition import LoopCollector
 from anabranch.runtime.metrics import (
     SAMPLES_PER_STEP,
+    Buckets,
     Counter,
     Family,
     LabelItems,
@@ -371,6 +372,22 @@ def test_the_loop_goes_on_within_metrics_of_things_of_which_few_have_a_sample() 
     few, total = asyncio.run(run())
     assert [*few.samples] == [({"partition": "last"}, 1.0)] and [*total.samples] == [({}, float(count))]
     assert 0 < max(at_once) <= SAMPLES_PER_STEP
+
+
+def test_a_metric_that_is_dropped_while_its_name_is_read_is_left_out() -> None:
+    metrics = Metrics()
+    for number in range(SAMPLES_PER_STEP + 2):
+        metrics.counter("c_total", "A counter.", topic=f"t{number}").add(number)
+
+    async def read() -> Sequence[Sample] | Sequence[Buckets]:
+        reading = asyncio.ensure_future(metrics.families())
+        await asyncio.sleep(0)
+        metrics.forget(topic=f"t{SAMPLES_PER_STEP}")
+        (family,) = await reading
+        return family.samples
+
+    values = [value for _, value in asyncio.run(read())]
+    assert values == [*range(SAMPLES_PER_STEP), SAMPLES_PER_STEP + 1]
 
 
 def test_forgetting_a_topic_looks_at_its_own_metrics_alone() -> None:
