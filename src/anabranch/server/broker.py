@@ -52,7 +52,7 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.scrubbing import Scrubbing
 from anabranch.server.partitions.slices import SliceBooks
-from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
+from anabranch.server.partitions.topic_settings import SharedSettings, TopicSettings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
 from anabranch.storage.log.open_files import OpenFiles
@@ -189,7 +189,7 @@ class Broker:
             disk=self._disk,
             clock=clock,
             metrics=metrics,
-            settings_of=partial(_settings_of, view, settings.durability),
+            settings_of=partial(_settings_of, view, SharedSettings(settings.durability)),
             files=OpenFiles(self._descriptors.files),
             producers_size_max=settings.producer_state_max_bytes,
             disk_free_min=settings.log_dirs_free_bytes_min,
@@ -432,9 +432,9 @@ def _share_descriptors(settings: Settings) -> Shares:
     return shares
 
 
-def _settings_of(view: ClusterView, durability: str, topic: str) -> TopicSettings:
+def _settings_of(view: ClusterView, settings: SharedSettings, topic: str) -> TopicSettings:
     """Return the settings of a topic from its current configs."""
-    return topic_settings(view.configs(topic), view.broker_settings, durability)
+    return settings.of(view.configs(topic), view.broker_settings)
 
 
 def _stretch_of(view: ClusterView, partition: Partition, offset: int) -> Stretch | None:

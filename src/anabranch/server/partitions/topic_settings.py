@@ -1,14 +1,26 @@
-"""A topic's configs as its partitions use them: parsed once, when the topic is loaded or its configs change."""
+"""A topic's configs as its partitions use them: parsed once, when the topic is loaded or its configs change.
+
+Topics whose configs are the same have them parsed once together, and share one object: of 100,000 topics few differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.machines.controller.configs import TOPIC_CONFIGS, BrokerSettings, effective, message_size_max, split
+from anabranch.machines.controller.configs import (
+    NOT_SET,
+    TOPIC_CONFIGS,
+    BrokerSettings,
+    effective,
+    message_size_max,
+    split,
+)
 from anabranch.records.compression import Compression
 from anabranch.storage.log.config import Durability, LogConfig
 
+REMEMBERED_MAX = 1_000
+"""Different configs of topics whose settings are remembered."""
 _COMPRESSIONS = {
     "producer": None,
     "uncompressed": Compression.NONE,
@@ -76,3 +88,27 @@ def topic_settings(overrides: Mapping[str, str], broker_settings: BrokerSettings
         accepts_range_fetch=value["accept.range.fetch"] == "true",
         keeps_others_records=value["reserve.message.value.range.fetch"] == "true",
     )
+
+
+class SharedSettings:
+    """The settings of all topics of a broker. Any thread may ask."""
+
+    def __init__(self, durability: str) -> None:
+        """`durability`: the topics' default."""
+        self._durability = durability
+        self._known: tuple[BrokerSettings, dict[frozenset[tuple[str, str]], TopicSettings]] = NOT_SET, {}
+        """What the broker was told of its settings, and by topics' overrides what follows."""
+
+    def of(self, overrides: Mapping[str, str], broker_settings: BrokerSettings) -> TopicSettings:
+        """As `topic_settings`; the same object for the same configs."""
+        told, known = self._known
+        if told is not broker_settings:
+            known = {}
+            self._known = broker_settings, known
+        key = frozenset(overrides.items())
+        found = known.get(key)
+        if found is None:
+            if len(known) >= REMEMBERED_MAX:
+                known.clear()
+            found = known[key] = topic_settings(overrides, broker_settings, self._durability)
+        return found

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from anabranch.base.limits import REQUEST_SIZE_MAX
-from anabranch.machines.controller.configs import BrokerSettings
+from anabranch.machines.controller.configs import NOT_SET, BrokerSettings
 from anabranch.records.compression import Compression
-from anabranch.server.partitions.topic_settings import TopicSettings, topic_settings
+from anabranch.server.partitions.topic_settings import REMEMBERED_MAX, SharedSettings, TopicSettings, topic_settings
 from anabranch.storage.log.config import Durability
 
 
@@ -96,3 +96,25 @@ def test_the_narrower_of_the_two_timestamp_limits_holds() -> None:
 
 def test_append_time_is_the_topics_choice() -> None:
     assert settings({"message.timestamp.type": "LogAppendTime"}).log_append_time
+
+
+def test_topics_with_the_same_configs_share_their_settings_until_the_brokers_change() -> None:
+    shared, told = SharedSettings("os"), BrokerSettings(static={"log.retention.ms": "5"})
+    first = shared.of({"segment.bytes": "1000", "retention.bytes": "7"}, told)
+    assert first == settings({"segment.bytes": "1000", "retention.bytes": "7"}, {"log.retention.ms": "5"})
+    assert shared.of({"retention.bytes": "7", "segment.bytes": "1000"}, told) is first
+    assert shared.of({"retention.bytes": "8", "segment.bytes": "1000"}, told).log.retention_bytes == 8
+    again = BrokerSettings(static={"log.retention.ms": "6"})
+    assert shared.of({}, again).log.retention_ms == 6
+    assert shared.of({}, told).log.retention_ms == 5, "asked in a thread meanwhile"
+    assert shared.of({}, again).log.retention_ms == 6
+
+
+def test_the_settings_that_are_remembered_are_bounded() -> None:
+    shared = SharedSettings("os")
+    first = shared.of({}, NOT_SET)
+    for number in range(1, REMEMBERED_MAX):
+        assert shared.of({"retention.ms": str(number)}, NOT_SET).log.retention_ms == number
+    assert shared.of({}, NOT_SET) is first
+    shared.of({"retention.ms": "-1"}, NOT_SET)
+    assert shared.of({}, NOT_SET) is not first
