@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,30 +11,53 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_log_dirs import DescribeLogDirsRequest
+from anabranch.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
+from anabranch.protocol.messages.elect_leaders import ElectLeadersRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
 from anabranch.protocol.messages.list_config_resources import ListConfigResourcesRequest
+from anabranch.protocol.messages.list_topic_resizes import ListTopicResizesRequest
+from anabranch.protocol.messages.metadata import MetadataRequest
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
+from tests.support.many_topics import write_topics
 from tests.support.steps import in_short_steps
+from tests.support.thorough import THOROUGH
 
 TOPICS = 1_500
+CROWD = 100_000 if THOROUGH else 12_000
+"""As many topics as a broker may have, or so many that two microseconds for each of them are too long a step."""
+UPKEEP_MS = 1_000
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with running(tmp_path_factory.mktemp("many")) as process, GroupClient(process.port, 120) as client:
-        made = [
-            CreatableTopic(name=f"topic-{it:06d}-{'x' * 60}", num_partitions=1, replication_factor=1)
-            for it in range(TOPICS)
-        ]
-        answer = client.call(CreateTopicsRequest(topics=made, timeout_ms=100_000))
-        assert {it.error_code for it in answer.topics} == {ErrorCode.NONE}
+    data = tmp_path_factory.mktemp("many")
+    write_topics(data, [f"{name_of(it)}-{'x' * 60}" for it in range(TOPICS)])
+    with running(data) as process, GroupClient(process.port, 120) as client:
         client.ready("patterns")
         yield process
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    data = tmp_path_factory.mktemp("crowded")
+    write_topics(data, [name_of(it) for it in range(CROWD)])
+    made = BrokerProcess(data, max_partitions_per_broker=CROWD + 1_000, log_retention_check_interval_ms=UPKEEP_MS)
+    try:
+        yield made.start(timeout_s=30 + CROWD / 500)
+        assert made.stop() == 0 and not made.said("error")
+    finally:
+        if made.alive:
+            made.kill()
+
+
+def name_of(number: int) -> str:
+    return f"topic-{number:06d}"
 
 
 def test_a_pattern_that_is_slow_to_match_is_matched_in_short_steps(broker: BrokerProcess) -> None:
@@ -67,7 +91,7 @@ def test_matches_of_many_patterns_hold_bounded_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [199, 400])
 def test_the_configs_of_many_topics_are_described_in_short_steps(broker: BrokerProcess, count: int) -> None:
     asked = [
-        DescribeConfigsResource(resource_type=2, resource_name=f"topic-{it:06d}-{'x' * 60}", configuration_keys=None)
+        DescribeConfigsResource(resource_type=2, resource_name=f"{name_of(it)}-{'x' * 60}", configuration_keys=None)
         for it in range(count)
     ]
     request = DescribeConfigsRequest(resources=asked, include_synonyms=True, include_documentation=True)
@@ -122,3 +146,44 @@ def test_every_resource_is_listed_in_short_steps(broker: BrokerProcess) -> None:
         listed = in_short_steps(broker, lambda: client.call(ListConfigResourcesRequest(resource_types=[2])))
         names = [it.resource_name for it in listed.config_resources]
         assert len(names) >= TOPICS and names == sorted(names)
+
+
+def test_what_is_asked_of_all_of_very_many_topics_is_answered_in_short_steps(crowded: BrokerProcess) -> None:
+    everything = [name_of(it) for it in range(CROWD)]
+    cursor = Cursor(topic_name=name_of(CROWD // 2), partition_index=0)
+
+    def ask() -> None:
+        described = client.call(MetadataRequest(topics=None))
+        assert [it.name for it in described.topics] == everything
+        paged = DescribeTopicPartitionsRequest(topics=[], response_partition_limit=100, cursor=cursor)
+        page = client.call(paged)
+        assert [it.name for it in page.topics] == everything[CROWD // 2 :][:100]
+        assert page.next_cursor == Cursor(topic_name=name_of(CROWD // 2 + 100), partition_index=0)
+        listed = client.call(ListConfigResourcesRequest(resource_types=[2]))
+        assert [it.resource_name for it in listed.config_resources] == everything
+        sizes = client.call(DescribeLogDirsRequest(topics=None))
+        assert sorted(it.name for it in sizes.results[0].topics) == everything
+        elected = client.call(ElectLeadersRequest(election_type=0, topic_partitions=None))
+        assert (elected.error_code, list(elected.replica_election_results)) == (ErrorCode.NONE, [])
+        for topics in (None, everything[:20_000]):
+            assert list(client.call(ListTopicResizesRequest(topics=topics)).topics) == []
+
+    with GroupClient(crowded.port, 60) as client:
+        refused = client.call(ElectLeadersRequest(election_type=9, topic_partitions=None))
+        assert refused.error_code == ErrorCode.INVALID_REQUEST
+        assert [it.topic for it in refused.replica_election_results] == everything
+        in_short_steps(crowded, ask)
+
+
+def test_a_default_of_very_many_topics_is_changed_in_short_steps(crowded: BrokerProcess) -> None:
+    retentions = iter(range(10**9, 2 * 10**9))
+
+    def alter() -> None:
+        changed = AlterableConfig(name="log.retention.ms", config_operation=0, value=str(next(retentions)))
+        every_broker = AlterConfigsResource(resource_type=4, resource_name="", configs=[changed])
+        altered = client.call(IncrementalAlterConfigsRequest(resources=[every_broker]))
+        assert altered.responses[0].error_code == ErrorCode.NONE
+        time.sleep(UPKEEP_MS / 1_000)
+
+    with GroupClient(crowded.port, 60) as client:
+        in_short_steps(crowded, alter)

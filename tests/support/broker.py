@@ -46,7 +46,7 @@ class BrokerProcess:
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
 
-    def start(self, *, expect_ready: bool = True) -> BrokerProcess:
+    def start(self, *, expect_ready: bool = True, timeout_s: float = START_TIMEOUT_S) -> BrokerProcess:
         """Start it, and wait until it serves."""
         given = [argument for name, value in self.settings.items() for argument in ("--set", f"{name}={value}")]
         self._ready.clear()
@@ -64,7 +64,7 @@ class BrokerProcess:
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         if expect_ready:
-            if not self._ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+            if not self._ready.wait(timeout_s) or self._process.poll() is not None:
                 self.kill()
                 raise AssertionError(f"the broker did not start: {self.lines}")
             self.start_seconds = time.monotonic() - began
