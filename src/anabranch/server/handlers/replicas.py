@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
@@ -81,7 +81,7 @@ async def _all_elections(broker: BrokerContext, not_elected: ErrorCode | None) -
     return Large(lambda: _elected(found.items(), not_elected))
 
 
-async def _visible(topic: TopicSnapshot) -> list[int]:
+async def _visible(topic: TopicSnapshot) -> Sequence[int]:
     """The published partitions of a topic; of many they are found in a thread."""
     if len(topic.nodes) < PARTITIONS_AT_A_TIME:
         return topic.visible_partitions
