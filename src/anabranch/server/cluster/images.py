@@ -8,7 +8,9 @@ children closed.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
+from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -20,6 +22,8 @@ from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView, TopicSnapshot
 
 ORDERED_DELIVERY = TOPIC_CONFIGS["enable.ordered.delivery"]
+MADE_APART_MIN = 2_000
+"""Topics that were looked at of which an image is made in a thread: 2 ms."""
 RANGE_FETCH = TOPIC_CONFIGS["accept.range.fetch"]
 
 
@@ -34,37 +38,57 @@ class Images:
         self._made_of: dict[str, tuple[Topic, bool, bool]] = {}
         """By topic, the inputs of its part of the image: the topic node, whether delivery is ordered, and whether its
         records may be fetched by ranges of keys."""
-        self._left = dict.fromkeys(topic.name for topic in view.topics())
+        self._left = view.known()
         """Topics that may have changed since the newest image."""
+        self._others: list[str] = []
+        """Topics of the newest image that may have changed with the broker's settings: after the others."""
         self._incomplete: set[str] = set()
         """Topics with logs whose ends were not known: they are looked at after each update."""
         self._looked_at: dict[str, TopicImage | None] = {}
         """What has changed in those that were looked at."""
+        self._making = False
+        """Whether a thread makes an image."""
         view.watch(self._on_update)
 
     def _on_update(self, update: ClusterUpdate) -> None:
         if update.broker_configs:  # Also the defaults of topics without a config of their own.
-            self._left.update(dict.fromkeys(self.latest.by_name))
+            self._others = list(self.latest.by_name)
         self._left.update(dict.fromkeys(update.topics))
         self._left.update(dict.fromkeys(update.configs))
         self._left.update(dict.fromkeys(self._incomplete))
 
     def look(self, count: int) -> bool:
         """Look at some of the topics that may have changed; whether others are left."""
-        for name in list(islice(self._left, count)):
+        names = list(islice(self._left, count))
+        for name in names:
             del self._left[name]
+        while self._others and len(names) < count:
+            names.append(self._others.pop())
+        for name in names:
             self._look_at(name)
-        return bool(self._left)
+        return bool(self._left or self._others)
 
     def newest(self) -> Image:
-        """The image of the view as it is now."""
-        self.look(len(self._left))
-        known = self.latest.by_name
-        changed = {name: topic for name, topic in self._looked_at.items() if known.get(name) is not topic}
-        self._looked_at = {}
-        if changed:
-            self.latest = self.latest.next(changed)
+        """The image of the view as it is now, but for changes so many that `make` is for them."""
+        self.look(len(self._left) + len(self._others))
+        if not self._making and len(self._looked_at) < MADE_APART_MIN:
+            looked_at, self._looked_at = self._looked_at, {}
+            self.latest = _after(self.latest, looked_at)
         return self.latest
+
+    async def make(self) -> None:
+        """Make an image of what has changed in those that were looked at, if that is much: in a thread."""
+        if len(self._looked_at) < MADE_APART_MIN or self._making:
+            return
+        looked_at, self._looked_at = self._looked_at, {}
+        self._making = True
+        try:
+            self.latest = await asyncio.get_running_loop().run_in_executor(None, _after, self.latest, looked_at)
+        except BaseException:
+            self._looked_at = looked_at | self._looked_at
+            raise
+        finally:
+            self._making = False
 
     def _look_at(self, name: str) -> None:
         self._incomplete.discard(name)
@@ -110,3 +134,10 @@ class Images:
             initial=topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0,
         )
         return image, complete
+
+
+def _after(image: Image, looked_at: Mapping[str, TopicImage | None]) -> Image:
+    """The image after an earlier one; the same where nothing is different."""
+    known = image.by_name
+    changed = {name: topic for name, topic in looked_at.items() if known.get(name) is not topic}
+    return image.next(changed) if changed else image

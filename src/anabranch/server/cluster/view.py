@@ -149,6 +149,10 @@ class ClusterView:
         """
         return self._in_order[self._place(since) :]
 
+    def known(self) -> dict[str, None]:
+        """The names of all topics, also of those that are being deleted, in any order."""
+        return dict.fromkeys(self._topics)
+
     @property
     def topic_count(self) -> int:
         """How many topics exist, those that are being deleted included."""

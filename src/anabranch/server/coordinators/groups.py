@@ -58,8 +58,8 @@ POSITIONS_STEP = 100
 COLD = 1 << 30
 """The weight of a decision whose modules are still being loaded, which takes 100 ms."""
 IMAGES = "anabranch.server.cluster.images"
-TOPICS_AT_A_TIME = 200
-"""Topics that are looked at before other work has its turn: 3 ms."""
+TOPICS_AT_A_TIME = 100
+"""Topics that are looked at before other work has its turn: 5 ms when they are looked at first."""
 NAMES_AT_A_TIME = 200
 """Names that a pattern is tried on before other work has its turn: 2 ms."""
 
@@ -424,7 +424,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def shard_of(self, key: str) -> Shard[Coordinator, CoordinatorRecord]:
         """The shard that coordinates a group, told of all topics that Metadata shows. ApiError before it exists.
 
-        While very many topics have changed, it hears of them as soon as they have been looked at.
+        While very many topics have changed, it hears of them as soon as they have been looked at, and their image made.
         """
         shard = super().shard_of(key)
         if self._refreshing is not None:
@@ -445,6 +445,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     async def _look_at_topics(self) -> None:
         while self._newest_images().look(TOPICS_AT_A_TIME):
             await asyncio.sleep(0)
+        await self._newest_images().make()
 
     async def _load_all(self) -> None:
         await asyncio.get_running_loop().run_in_executor(None, import_module, IMAGES)
@@ -455,10 +456,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def to_be_matched(self, pattern: str) -> Matching | None:
         """The work of finding the topics of a pattern; None where they are known, or the pattern is invalid."""
-        if self._regexes is None or self._images is None:
+        if self._regexes is None or self._images is None or not self._images.latest.version:
             return None
         try:
-            return self._regexes.begin(pattern, self._images.newest())
+            return self._regexes.begin(pattern, self._images.latest)
         except ApiError:
             return None
 

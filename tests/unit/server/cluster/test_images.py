@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
-from uuid import UUID
+from uuid import NAMESPACE_DNS, UUID, uuid5
 
 import pytest
 
 from anabranch.machines.controller import configs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation
-from anabranch.machines.controller.nodes import Topic
+from anabranch.machines.controller.nodes import EVERY_BROKER, Topic
 from anabranch.machines.keyspace import SPACE_END, Interval
 from anabranch.machines.lineage import Cuts, Lineage
-from anabranch.server.cluster.images import Images
+from anabranch.server.cluster.images import MADE_APART_MIN, Images
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
 from tests.unit.server.cluster.test_view import Published
@@ -160,3 +161,48 @@ def test_the_load_is_that_of_the_interval_which_a_partition_holds_now() -> None:
     cluster.run()
     topic = images.newest().by_name["t"]
     assert [topic.load(number) for number in (0, 1)] == [[0, SPACE_END // 2, 0], [SPACE_END // 2 + 1, SPACE_END, 1]]
+
+
+def test_the_image_of_many_changes_is_made_in_a_thread_and_loses_none_that_come_meanwhile() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    like = cluster.view.find("t")
+    assert like is not None
+
+    def publish(name: str) -> None:
+        node = replace(like.topic, name=name, topic_id=uuid5(NAMESPACE_DNS, name))
+        cluster.view.update(ClusterUpdate(topics={name: replace(like, topic=node)}))
+
+    async def story() -> None:
+        first = images.newest()
+        many = [f"many-{number}" for number in range(MADE_APART_MIN)]
+        for name in many:
+            publish(name)
+        assert not images.look(len(many))
+        assert images.newest() is first, "its image is to be made"
+        making = asyncio.create_task(images.make())
+        await asyncio.sleep(0)
+        publish("meanwhile")
+        cluster.view.update(ClusterUpdate(topics={many[0]: None}))
+        assert images.newest() is first
+        await making
+        made = images.latest
+        assert made.by_name.keys() == {"t", *many}
+        last = images.newest()
+        assert last.by_name.keys() == {"t", "meanwhile", *many[1:]}
+        assert last.differences(made) == {"meanwhile", many[0]}
+        assert last.differences(first) == {"meanwhile", *many}
+
+    asyncio.run(story())
+
+
+def test_a_default_of_all_topics_has_each_looked_at_once() -> None:
+    cluster = Published(partitions=1)
+    images, _ = images_of(cluster)
+    before = images.newest()
+    told = {EVERY_BROKER: {"log.retention.ms": "5"}}
+    cluster.view.update(ClusterUpdate(broker_configs=told))
+    cluster.view.update(ClusterUpdate(broker_configs=told, topics={"t": cluster.view.find("t")}))
+    assert images.look(1), "it is looked at as one that an update names, and as one of all"
+    assert not images.look(1)
+    assert images.newest() is before
