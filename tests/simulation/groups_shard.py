@@ -367,6 +367,7 @@ class Broker:
 
     def _prepare(self, machine: Coordinator) -> None:
         machine.image = self.world.image
+        self.expired_ms = self.world.now_ms  # Also where the machine decides later, in a thread, that it is loaded.
 
     def _perform(self, effect: Any) -> None:
         """Ask the leaders, which answer later, or not at all."""
