@@ -176,7 +176,7 @@ def _filtering_s(metrics: str) -> float:
 
 
 def _with_broker(scale: Scale, measure: Callable[[Callable[..., Round]], list[Result]]) -> list[Result]:
-    records, value_size = scale.choose(200_000, 2_000), 1024
+    records, value_size = scale.choose(1_000_000, 2_000), 1024
     metrics = f"127.0.0.1:{free_port()}"
     with Anabranch(settings={"durability": "os", "metrics.listener": metrics}) as broker:
         _fill(broker.address, records, value_size)
