@@ -26,7 +26,7 @@ from anabranch.protocol.messages.metadata import MetadataRequest
 from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.many_topics import write_topics
-from tests.support.steps import in_short_steps
+from tests.support.steps import LONG_STEPS, in_short_steps, long_steps
 from tests.support.thorough import THOROUGH
 
 TOPICS = 1_500
@@ -191,4 +191,5 @@ def test_a_default_of_very_many_topics_is_changed_in_short_steps(crowded: Broker
 
     with GroupClient(crowded.port, 60) as client, GroupClient(crowded.port, 60) as member:
         member.ready()
+        assert long_steps(crowded).get(f'{LONG_STEPS}{{work="ShardSet._create"}}', 0) < 10, "there are 50 shards"
         in_short_steps(crowded, alter)

@@ -101,6 +101,8 @@ class Settling:
 
     def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Begin to settle the groups with members."""
+        if not self._groups:
+            return  # Most shards, for which a look at each topic would be long, too.
         for group in self._groups.values():
             self.look(group)
         resized = [name for name, topic in self._offsets.image.by_name.items() if topic.was_resized]

@@ -38,10 +38,10 @@ class Images:
         self._made_of: dict[str, tuple[Topic, bool, bool]] = {}
         """By topic, the inputs of its part of the image: the topic node, whether delivery is ordered, and whether its
         records may be fetched by ranges of keys."""
-        self._left = view.known()
+        self._left: dict[str, None] = {}
         """Topics that may have changed since the newest image."""
-        self._others: list[str] = []
-        """Topics of the newest image that may have changed with the broker's settings: after the others."""
+        self._others = view.known()
+        """Topics that are looked at after these: all, at first and when the broker's settings have changed."""
         self._incomplete: set[str] = set()
         """Topics with logs whose ends were not known: they are looked at after each update."""
         self._looked_at: dict[str, TopicImage | None] = {}
@@ -83,7 +83,7 @@ class Images:
         looked_at, self._looked_at = self._looked_at, {}
         self._making = True
         try:
-            self.latest = await asyncio.get_running_loop().run_in_executor(None, _after, self.latest, looked_at)
+            self.latest = await asyncio.get_running_loop().run_in_executor(None, _spent, self.latest, looked_at)
         except BaseException:
             self._looked_at = looked_at | self._looked_at
             raise
@@ -141,3 +141,10 @@ def _after(image: Image, looked_at: Mapping[str, TopicImage | None]) -> Image:
     known = image.by_name
     changed = {name: topic for name, topic in looked_at.items() if known.get(name) is not topic}
     return image.next(changed) if changed else image
+
+
+def _spent(image: Image, looked_at: dict[str, TopicImage | None]) -> Image:
+    """As `_after`; frees what was looked at."""
+    after = _after(image, looked_at)
+    looked_at.clear()
+    return after

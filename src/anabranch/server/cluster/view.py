@@ -149,9 +149,9 @@ class ClusterView:
         """
         return self._in_order[self._place(since) :]
 
-    def known(self) -> dict[str, None]:
+    def known(self) -> list[str]:
         """The names of all topics, also of those that are being deleted, in any order."""
-        return dict.fromkeys(self._topics)
+        return list(self._topics)
 
     @property
     def topic_count(self) -> int:

@@ -122,7 +122,7 @@ async def handle_describe_log_dirs(
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     sizes: dict[str, list[DescribeLogDirsPartition]] = {}
-    for place, partition in enumerate(list(broker.replicas), 1):
+    for place, partition in enumerate(broker.replicas, 1):
         if place % PARTITIONS_AT_A_TIME == 0:
             await asyncio.sleep(0)
         topic, number = partition.name
