@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +82,10 @@ class Checkpoints:
         """The log starts that are in the file, of logs whose start has moved since, or that are gone."""
         self._added = False
         """Whether the file of log starts lacks a log."""
+        self._taken: Collection[str] = ()
+        """The logs whose starts are being written."""
+        self._adding = False
+        """Whether those of new logs are."""
         self._changes = [0] * len(_FILES)
         self._saved = [0] * len(_FILES)
         self._change = threading.Lock()
@@ -112,6 +117,12 @@ class Checkpoints:
     def synced(self, name: str) -> int | None:
         """The offset below which the log `name` was synced, as far as that was recorded."""
         return self._known[_SYNCED].get(name)
+
+    def has_saved(self, name: str, log_start: int) -> bool:
+        """Whether it is durable that the log `name` starts at `log_start`; False where that is not certain."""
+        with self._change:
+            unsure = self._added or self._adding or name in self._held or name in self._taken
+            return not unsure and self._known[_STARTS].get(name) == log_start
 
     def names(self) -> set[str]:
         """The logs with an entry."""
@@ -168,6 +179,7 @@ class Checkpoints:
                 }
                 held, added = (self._held if due.keys() - {_STARTS} else {}), self._added
                 taken, self._held, self._added = self._held, {}, False
+                self._taken, self._adding = taken, added
                 kept = {name: _line(name, offset) for name, offset in held.items()} if added else {}
                 before = [*{**self._lines[_STARTS], **kept}.values()] if kept else []
             try:
@@ -182,6 +194,9 @@ class Checkpoints:
                     self._held = {**self._held, **taken}
                     self._added |= added
                 raise
+            else:
+                with self._change:
+                    self._taken, self._adding = (), False
 
     def _replace(self, index: int, lines: list[str]) -> None:
         path = self._paths[index]

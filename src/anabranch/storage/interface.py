@@ -247,6 +247,9 @@ class PartitionLog(Protocol):
     def checkpoint(self) -> None:
         """Note durably how far a recovery need not check the log again. Blocks; OSError."""
 
+    def note_points(self, start: int | None = None) -> None:
+        """Note what `checkpoint_beside` makes durable; it holds when the checkpoints are saved. OSError."""
+
     async def checkpoint_beside(self, start: int | None = None) -> None:
         """As `checkpoint`, without blocking, of a log that is about to start at `start`. OSError.
 

@@ -46,6 +46,40 @@ def test_nothing_is_written_without_news(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_log_start_is_known_to_be_saved_once_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    checkpoints.record("a-0", log_start=1)
+    checkpoints.record("b-0", log_start=1)
+    assert not checkpoints.has_saved("a-0", 1), "it was not saved yet"
+    checkpoints.save()
+    assert checkpoints.has_saved("a-0", 1)
+    assert not checkpoints.has_saved("a-0", 0)
+    checkpoints.record("a-0", log_start=2)
+    assert not checkpoints.has_saved("a-0", 2)
+    assert checkpoints.has_saved("b-0", 1)
+    replace, found = Disk.replace, list[bool]()
+
+    def look_and_replace(disk: Disk, path: Path, data: bytes) -> None:
+        found.append(checkpoints.has_saved("a-0", 2))
+        replace(disk, path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "replace", look_and_replace)
+        checkpoints.save()
+    assert found == [False], "it is being saved"
+    assert checkpoints.has_saved("a-0", 2)
+    checkpoints.record("a-0", log_start=3)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", _refuse)
+        with pytest.raises(OSError, match="No space"):
+            checkpoints.save()
+    assert not checkpoints.has_saved("a-0", 3)
+    checkpoints.record("a-0", log_start=2)
+    assert not checkpoints.has_saved("a-0", 2), "nobody knows which of the two the file has"
+    checkpoints.save()
+    assert checkpoints.has_saved("a-0", 2)
+
+
 def test_what_could_not_be_saved_is_still_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoints = Checkpoints(Disk(), tmp_path)
     checkpoints.record("a-0", recovery_point=1)

@@ -189,11 +189,17 @@ class Partition:
         The producers come first: a power loss must not take them with records whose deletion is noted already. The
         replica may have been stopped when this returns.
         """
+        await self.note_delete(start)
+        if self.unavailable() is ErrorCode.NONE:
+            await self.log.checkpoint_beside(start)
+
+    async def note_delete(self, start: int) -> None:
+        """As `prepare_delete`; but the checkpoints are still to be saved, once for many logs. OSError."""
         await self.save_producers(start)
         if self.log.flushed < start:
             await self.log.commit()
         if self.unavailable() is ErrorCode.NONE:
-            await self.log.checkpoint_beside(start)
+            self.log.note_points(start)
 
     async def save_producers(self, start: int) -> None:
         """Save the producers of the records below `start`, so that a power loss does not take them, either. OSError."""

@@ -44,15 +44,13 @@ __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 logger = logging.getLogger("anabranch.storage.log")
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
-RESUME_INTERVAL_MS = 1_000
-"""After a failed sync, time between attempts to go on."""
+RESUME_INTERVAL_MS = 1_000  # After a failed sync, time between attempts to go on.
 
 
 class LocalLog:
     """A `PartitionLog` on the local disk; use `LocalLog.open`.
 
-    Beyond the interface only this package and upkeep by `Replicas` know: opening, compaction (`cleaner`), group commit
-    (`begin_flush`, `end_flush`), `truncate`.
+    Beyond the interface only this package and upkeep know: opening, compaction (`cleaner`), group commit, `truncate`.
     """
 
     def __init__(
@@ -168,14 +166,15 @@ class LocalLog:
 
     def checkpoint(self) -> None:
         """Record durably where the log starts and up to where recovery need not check it again. Blocks; OSError."""
-        self._record_points()
+        self.note_points()
         self._points.save()
 
-    def _record_points(self) -> None:
+    def note_points(self, start: int | None = None) -> None:
+        """Note what `checkpoint` records, of a log that may be about to start at `start`; to be saved. OSError."""
         self._home.make_durable(self.epochs)
         self._home.epochs_file.sync(self.epochs)
-        point = self.recovery_point
-        self._points.record(self._name, log_start=self.log_start, recovery_point=point, synced=self.flushed)
+        begin = start if start is not None and self.log_start < start <= self.flushed else self.log_start
+        self._points.record(self._name, log_start=begin, recovery_point=self.recovery_point, synced=self.flushed)
 
     @property
     def recovery_point(self) -> int:
@@ -201,7 +200,7 @@ class LocalLog:
         known = self._points.log_start(self._name), self._points.recovery_point(self._name)
         stale = self._home.exists and known != (self.log_start, self.recovery_point)
         if stale and (self.flushed > 0 or known != (None, None)):
-            self._record_points()
+            self.note_points()
             if not self._shared:
                 self._points.save()
 
@@ -459,7 +458,8 @@ class LocalLog:
         self._observer.before_delete(offset)
         before, self.log_start = self.log_start, offset
         try:
-            self.checkpoint()
+            if not self._points.has_saved(self._name, offset):  # As a rule that was done beside the loop.
+                self.checkpoint()
         except OSError:
             self.log_start = before
             raise
@@ -489,10 +489,9 @@ class LocalLog:
 
     async def checkpoint_beside(self, start: int | None = None) -> None:
         """As `checkpoint`, in a thread, of a log that is about to start at `start`: a deletion finds that done."""
-        self._record_points()
-        if start is not None and self.log_start < start <= self.flushed:
-            self._points.record(self._name, log_start=start)
-        await asyncio.get_running_loop().run_in_executor(None, self._points.save)
+        self.note_points(start)
+        if start is None or not self._points.has_saved(self._name, start):
+            await asyncio.get_running_loop().run_in_executor(None, self._points.save)
 
     def retain(self, now_ms: int, before: int | None = None) -> int:
         """Drop whole segments that are past `retention.ms` or above `retention.bytes`; answer the bytes dropped.
