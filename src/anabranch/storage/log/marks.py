@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import CLEANER_FILE
@@ -20,16 +21,27 @@ class Mark(NamedTuple):
     time_ms: int
 
 
-def load_marks(log: LocalLog) -> list[Mark]:
-    """Read the marks of earlier runs, oldest first; none from a damaged checkpoint."""
+_known: WeakKeyDictionary[LocalLog, tuple[Mark, ...]] = WeakKeyDictionary()
+"""The marks of open logs that were asked for: every round of the cleaner asks for those of all logs."""
+
+
+def load_marks(log: LocalLog) -> Sequence[Mark]:
+    """The marks of earlier runs, oldest first; none from a damaged checkpoint. OSError."""
+    marks = _known.get(log)
+    if marks is None:
+        marks = _known[log] = _read(log)
+    return marks
+
+
+def _read(log: LocalLog) -> tuple[Mark, ...]:
     path = log.directory / CLEANER_FILE
     if not log.disk.exists(path):
-        return []
+        return ()
     try:
         _, _, *lines = log.disk.read(path).decode().splitlines()
-        return [Mark(*map(int, line.split(" "))) for line in lines]
+        return tuple(Mark(*map(int, line.split(" "))) for line in lines)
     except (ValueError, TypeError):
-        return []
+        return ()
 
 
 def clean_to(log: LocalLog) -> int:
@@ -55,6 +67,7 @@ def postpone_tombstones(log: LocalLog, now_ms: int) -> None:
 def _store(log: LocalLog, marks: Sequence[Mark]) -> None:
     lines = ["0", str(len(marks)), *(f"{mark.offset} {mark.time_ms}" for mark in marks)]
     log.disk.replace(log.directory / CLEANER_FILE, ("\n".join(lines) + "\n").encode())
+    _known[log] = tuple(marks)
 
 
 def retained_before(log: LocalLog) -> int:
