@@ -53,6 +53,6 @@ def is_finished(first_ms: int | None, rules: Rules, now_ms: int) -> bool:
     return first_ms is not None and now_ms - first_ms > rules.lag_max_ms
 
 
-def rank(urgency: Urgency | None) -> tuple[bool, Urgency]:
-    """A key to sort by, the most urgent last; what is not due comes first."""
-    return urgency is not None, urgency or Urgency(0, 0.0)
+def rank(urgency: Urgency | None) -> tuple[bool, float, float]:
+    """A key to sort by, the most urgent first; what is not due comes last."""
+    return (True, 0, 0) if urgency is None else (False, -urgency.overdue_ms, -urgency.dirty_ratio)

@@ -21,13 +21,13 @@ cleaned, but no older record may be assumed gone: tombstones stay, and nothing i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.lineage import Lineage
-from anabranch.machines.placement import ancestor
+from anabranch.machines.placement import ancestor, level_size
 
 NONE_SEEN = -1
 PAIRS_MAX = 1_000
@@ -132,6 +132,22 @@ def share_keys(one: int, one_count: int, other: int, other_count: int, initial: 
     if one_count <= other_count:
         return ancestor(other, one_count, initial) == one
     return ancestor(one, other_count, initial) == other
+
+
+def relatives(partition: int, existing: int, initial: int) -> Iterator[int]:
+    """The others of `existing` partitions that may share keys with one in some layout: its ancestors, its descendants.
+
+    A partition's ancestors are it without its highest levels; so its descendants are those that are congruent to it
+    modulo the first level size above it, and not all that are congruent modulo `initial`. All partitions together have
+    as many relatives as ancestors, at most one for each level.
+    """
+    older = partition
+    while older >= initial:
+        older -= level_size(older, initial)
+        if older < existing:
+            yield older
+    size = initial if partition < initial else 2 * level_size(partition, initial)
+    yield from range(partition + size, existing, size)
 
 
 def family_of(

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from anabranch.base.errors import AnabranchError
+from anabranch.machines.cuts import lineage_of
 from anabranch.machines.held_memory import FetchMemory
 from anabranch.machines.partition.sharing import Stretch, stretch_of
 from anabranch.runtime.chance import Chance
@@ -27,8 +28,7 @@ from anabranch.runtime.metrics import Looked, Metrics, MetricsServer, Sample
 from anabranch.runtime.net.acceptor import ConnectionNumbers
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
-from anabranch.server.cluster.lineages import lineage_now
-from anabranch.server.cluster.peers import LocalPeers, Peers
+from anabranch.server.cluster.peers import LocalPeers
 from anabranch.server.cluster.repair import check_metadata, check_metadata_file
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.context import BrokerContext
@@ -43,7 +43,7 @@ from anabranch.server.coordinators.transactions import Transactions
 from anabranch.server.network.listener import Listener
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.compaction import Compaction, TopicShape
-from anabranch.server.partitions.cutting import cuts_of
+from anabranch.server.partitions.cutting import CutsNow, cuts_of
 from anabranch.server.partitions.fetch_sessions import FetchSessions
 from anabranch.server.partitions.fetching import Fetches
 from anabranch.server.partitions.filtering import Filters
@@ -235,7 +235,7 @@ class Broker:
             coordinators={0: groups, 1: transactions},
         )
         self._compaction = Compaction(
-            replicas, partial(_shape_of, view, peers), metrics, emptied=commands.inspect_retiring
+            replicas, partial(_shape_of, view, replicas), metrics, emptied=commands.inspect_retiring
         )
         self._scrubbing = Scrubbing(
             replicas, metrics, chance, rate=partial(view.setting, "log.scrub.max.bytes.per.second")
@@ -446,7 +446,15 @@ def _stretch_of(view: ClusterView, partition: Partition, offset: int) -> Stretch
     return None if cuts is None else stretch_of(topic.topic, partition.name.partition, cuts, offset)
 
 
-def _shape_of(view: ClusterView, peers: Peers, topic: str) -> TopicShape | None:
-    """Return a topic's lineage and partitions; None if it does not exist."""
-    found = view.topic(topic)
-    return None if found is None else TopicShape(lineage_now(found, peers.cuts), found.topic.partitions.keys())
+def _shape_of(view: ClusterView, replicas: Replicas, name: str) -> TopicShape | None:
+    """Return a topic's lineage and partitions; None if it does not exist. Its cuts are made when they are asked for."""
+    found = view.topic(name)
+    if found is None:
+        return None
+    shape = found.derived.get(TopicShape)
+    if not isinstance(shape, TopicShape):
+        topic = found.topic
+        cuts = CutsNow(topic, partial(replicas.get, name))
+        lineage = lineage_of(topic.initial_partition_count, found.layouts, cuts, {})
+        shape = found.derived[TopicShape] = TopicShape(lineage, topic.partitions.keys())
+    return shape

@@ -35,7 +35,7 @@ def test_with_a_ratio_of_zero_any_dirt_is_due_and_none_is_not() -> None:
 
 def test_the_longest_wait_comes_first_then_the_dirtiest() -> None:
     found = [None, Urgency(0, 0.9), Urgency(5, 0.1), Urgency(0, 1.0), Urgency(7, 0.0)]
-    assert sorted(found, key=rank) == [None, Urgency(0, 0.9), Urgency(0, 1.0), Urgency(5, 0.1), Urgency(7, 0.0)]
+    assert sorted(found, key=rank) == [Urgency(7, 0.0), Urgency(5, 0.1), Urgency(0, 1.0), Urgency(0, 0.9), None]
 
 
 def test_a_segment_is_finished_once_its_first_record_has_waited() -> None:

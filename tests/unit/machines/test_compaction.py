@@ -16,6 +16,7 @@ from anabranch.machines.compaction import (
     family_of,
     may_fold,
     may_hide_older,
+    relatives,
     share_keys,
     superseded_by,
 )
@@ -104,6 +105,33 @@ def test_partitions_share_keys_where_some_key_is_placed_in_both(
     hashes = range(initial * 64)
     expected = any(place(h, initial, one_count) == one and place(h, initial, other_count) == other for h in hashes)
     assert share_keys(one, one_count, other, other_count, initial) is expected
+
+
+@given(st.integers(1, 5), st.integers(1, 60), st.data())
+def test_only_relatives_ever_share_keys(initial: int, existing: int, data: st.DataObject) -> None:
+    existing = max(existing, initial)
+    partition = data.draw(st.integers(0, existing - 1))
+    found = list(relatives(partition, existing, initial))
+    assert len(set(found)) == len(found) and partition not in found
+    counts = range(initial, existing + 1)
+    expected = {
+        other
+        for other in range(existing)
+        if other != partition
+        and any(
+            share_keys(partition, one_count, other, other_count, initial)
+            for one_count in counts
+            for other_count in counts
+            if partition < one_count and other < other_count
+        )
+    }
+    assert set(found) == expected
+
+
+def test_all_partitions_together_have_few_relatives() -> None:
+    for existing in (1_000, 2_000):
+        found = sum(1 for partition in range(existing) for _ in relatives(partition, existing, 1))
+        assert found <= 2 * existing * 11 / 2, "one for each level that is not empty, and that both ways"
 
 
 def test_a_family_is_the_partitions_that_may_hold_older_records_or_newer_ones_of_dirty_keys() -> None:

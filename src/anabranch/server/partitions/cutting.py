@@ -7,7 +7,7 @@ made at the start (`held_layouts`), and later only extended.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
@@ -36,6 +36,30 @@ def cuts_of(partition: Partition | None, topic: Topic) -> Cuts | None:
         cuts = cuts_after(cuts, runs, newest, log.epochs.since(done), log.end)
         known = partition.cuts = KnownCuts(newest, cuts)
     return behind(below(known.cuts, newest), partition.log.log_start)
+
+
+class CutsNow(Mapping[int, Cuts]):
+    """The cuts of a topic's partitions, each looked up when it is asked for; partitions without any are left out.
+
+    All are those of one topic node, also when a resize ends meanwhile: records of a later layout count as of the last
+    one that the node knows, so that of two records neither is taken for newer than it is.
+    """
+
+    def __init__(self, topic: Topic, partition_of: Callable[[int], Partition | None]) -> None:
+        self._topic = topic
+        self._partition_of = partition_of
+
+    def __getitem__(self, number: int) -> Cuts:
+        cuts = cuts_of(self._partition_of(number), self._topic)
+        if cuts is None or not cuts.ends:
+            raise KeyError(number)
+        return cuts
+
+    def __iter__(self) -> Iterator[int]:
+        return (number for number in self._topic.partitions if number in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 async def held_layouts(topic: Topic, partition_of: Callable[[int], Partition | None]) -> HeldLayouts | None:

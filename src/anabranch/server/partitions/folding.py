@@ -10,7 +10,7 @@ leaves copies in the survivor, which the next round finds to be newer records.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,45 +46,58 @@ class FoldBack:
         in_thread: InThread,
         now_ms: Callable[[], int],
     ) -> None:
-        """`files` are those of the retiring partition, then of its family, as they are in this step of the loop."""
-        self._retiring = retiring
+        """`files` are those of the retiring partition, then of its family; those two's as they are in this step."""
+        self.retiring = retiring
         self._survivor = survivor
+        self._roles = retiring.leadership, survivor.leadership
+        """While they hold no key of the range gets a place elsewhere, so that only the survivor is looked at."""
         self._in_thread = in_thread
         self._now_ms = now_ms
-        self._folding = Folding(files[0], files[1:], survivor.settings.compression)
+        self._folding: Folding | None = Folding(files[0], files[1:], survivor.settings.compression)
         self._looked_to = survivor.log.end
         self._table = survivor.table
         """The table is folded anew when unsynced records are cut: copies among them are lost then."""
         self.appended = 0
         """Records appended so far."""
+        self.done_to = retiring.log.log_start
+        """The offset below which nothing in the log is needed any more."""
+        self.postponed: Collection[int] = ()
+        """The partitions with tombstones that must stay for `delete.retention.ms` after `delete`."""
 
-    async def append(self) -> set[int] | None:
-        """Append what the survivor lacks, durably; None if it could not be finished.
-
-        Returns the partitions with tombstones that must stay for `delete.retention.ms` after `delete`.
-        """
+    async def append(self) -> bool:
+        """Append what the survivor lacks, durably; whether that could be finished."""
         folding = self._folding
+        assert folding is not None
         await self._in_thread(folding.prepare)
         while (chunk := await self._in_thread(folding.next_chunk)) is not None:
-            if not await self._append(chunk):
-                return None
+            if not await self._append(folding, chunk):
+                return False
         if self._survivor.log.flushed < self._survivor.log.end:
             await self._survivor.log.commit()
-        return folding.postponed if self._survivor.table is self._table else None
+        if self._survivor.table is not self._table:
+            return False
+        self.done_to, self.postponed = folding.done_to, folding.postponed
+        self._folding = None  # What was read for it need not wait for the deletion.
+        return True
+
+    async def prepare_delete(self) -> None:
+        """Note what `delete` needs; it is cheap when the checkpoints are saved. OSError."""
+        await self.retiring.note_delete(self.done_to)
 
     async def delete(self) -> None:
         """Delete the records that nothing needs any more."""
-        deleted = await delete_records(self._retiring, self._folding.done_to)
+        deleted = await delete_records(self.retiring, self.done_to)
         if isinstance(deleted, ErrorCode):
-            events.warning("folded records not deleted", partition=self._retiring.name, reason=deleted.name)
+            events.warning("folded records not deleted", partition=self.retiring.name, reason=deleted.name)
 
-    async def _append(self, chunk: Chunk) -> bool:
+    async def _append(self, folding: Folding, chunk: Chunk) -> bool:
         """Append a chunk in front of all later writes of its keys; False if that is not possible now."""
-        folding, survivor = self._folding, self._survivor
+        survivor = self._survivor
         batch = await self._in_thread(lambda: folding.batch_of(chunk))
         for _ in range(LOOKS_MAX):
             # From here to the append nothing awaits.
-            if not may_fold(self._retiring.leadership, survivor.leadership) or survivor.table is not self._table:
+            roles = self.retiring.leadership, survivor.leadership
+            if roles != self._roles or not may_fold(*roles) or survivor.table is not self._table:
                 return False
             unseen = self._unseen()
             if unseen is not None and is_little(unseen):

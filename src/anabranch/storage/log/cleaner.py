@@ -69,6 +69,11 @@ class Cleaned:
     """The partitions with tombstones that must stay for `delete.retention.ms` from now on, because records that they
     hide go only now: `postpone_tombstones` of their logs comes before any `finish`."""
 
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the log stays as it is, and is no cleaner than it was."""
+        return not self.groups and not self.forgotten and self.clean_to <= self.files.dirty_from
+
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
@@ -322,13 +327,19 @@ def plan(subject: Member, now_ms: int, family: Sequence[Member] = (), *, complet
 
     `family`: the other logs that may hold its keys; not `complete` if one of them cannot be read now.
     """
+    files = [files_of(member, now_ms) for member in (subject, *family)]
+    return cleaning_of(subject.log, files, now_ms, complete=complete)
+
+
+def cleaning_of(log: LocalLog, files: Sequence[LogFiles], now_ms: int, *, complete: bool) -> Cleaning:
+    """The cleaning of `log`, whose files come first, then those of the other logs."""
     return Cleaning(
-        subject=files_of(subject, now_ms),
-        family=[files_of(member, now_ms) for member in family],
+        subject=files[0],
+        family=files[1:],
         complete=complete,
         now_ms=now_ms,
-        index_interval=subject.log.config.index_interval_bytes,
-        for_retention=subject.log.config.delete,
+        index_interval=log.config.index_interval_bytes,
+        for_retention=log.config.delete,
     )
 
 

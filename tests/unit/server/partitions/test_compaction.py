@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,7 +20,9 @@ from anabranch.records.compression import Compression
 from anabranch.records.key_values import decode_pairs
 from anabranch.records.varint import encode_varint
 from anabranch.runtime.disk import Disk
+from anabranch.server.partitions.compaction import _commit
 from anabranch.server.partitions.folding import FoldBack
+from anabranch.server.partitions.partition import Partition
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.batch_files import records
 from anabranch.storage.log.cleaner import Cleaned, Cleaning
@@ -478,6 +481,152 @@ def test_what_is_written_while_files_are_read_comes_after_nothing_older(
     topic.compact()
     assert topic.found(0)[-1] == (b"key-2", b"old")
     assert topic.found(1) == []
+
+
+def test_a_tombstone_stays_for_its_retention_after_what_it_hides_was_deleted_from_a_retiring_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(tmp_path, delete_retention_ms="10000")
+    topic.local.resize(2)
+    topic.put(1, b"first", b"", transaction=7)
+    topic.put(1, b"gone", b"old")
+    topic.local.resize(1)
+    topic.put(0, b"gone", None)
+    for _ in range(2):
+        topic.fill(0)
+        topic.compact(after_ms=20_000)
+    assert (b"gone", b"old") in topic.found(1)
+    topic.end(1, 7, commit=True)
+
+    async def clean_nothing(*_: object) -> None:
+        """Else the old value is cleaned before it can be folded back."""
+
+    with monkeypatch.context() as patch:
+        patch.setattr(topic.local.compaction, "_clean_all", clean_nothing)
+        topic.compact()
+    assert topic.found(1) == []
+    for _ in range(4):
+        topic.fill(0)
+        topic.compact()
+        assert (b"gone", None) in topic.found(0), "readers that were given the old value are still on their way"
+    for _ in range(2):
+        topic.fill(0)
+        topic.compact(after_ms=10_000)
+    assert (b"gone", None) not in topic.found(0)
+    topic.local.close()
+
+
+def test_nothing_is_folded_back_before_the_layout_is_published(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stock producer's records are redirected from the change of roles on: they are newer, and not known to be."""
+    topic.local.resize(2)
+    topic.put(1, b"key", b"old")
+    shape = topic.local._shape_of(TOPIC)
+    topic.local.resize(1)
+    topic.put(0, b"key", b"new")
+    monkeypatch.setattr(topic.local.compaction, "_shape_of", lambda name: shape)
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"new")], [(b"key", b"old")])
+    monkeypatch.undo()
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"new")], [])
+
+
+class _Beside:
+    """Has the loop of a running story do something, from another thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10)
+
+
+def test_a_fold_ends_when_its_partition_took_keys_again_meanwhile(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the copy of the old value would come after the new one, which is in the retiring partition again."""
+    local = topic.local
+    local.resize(2)
+    topic.put(1, b"key", b"old")
+    local.resize(1)
+    read, runner = Folding.next_chunk, local.runner
+
+    def read_and_resize(folding: Folding) -> Chunk | None:
+        chunk = read(folding)
+        if local.layout == 2:
+            monkeypatch.setattr(local, "runner", _Beside(runner.get_loop()))
+            local.resize(2)
+            topic.put(1, b"key", b"new")
+            local.resize(1)
+            monkeypatch.setattr(local, "runner", runner)
+        return chunk
+
+    monkeypatch.setattr(Folding, "next_chunk", read_and_resize)
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([], [(b"key", b"old"), (b"key", b"new")])
+    topic.compact()
+    assert (topic.found(0), topic.found(1)) == ([(b"key", b"new")], [])
+
+
+def test_a_fold_does_not_begin_when_its_keys_were_elsewhere_since_their_family_was_found(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody looks into the partition that had them, and a copy of the old value would come after the new one."""
+    local = topic.local
+    local.resize(8)
+    topic.put(7, b"key", b"old")
+    local.resize(2)
+    runner = local.runner
+
+    def move_there_and_back() -> None:
+        local.resize(4)
+        topic.put(3, b"key", b"new")
+        local.resize(2)
+
+    async def commit(partitions: Iterable[Partition]) -> None:
+        if local.layout == 2:
+            monkeypatch.setattr(local, "runner", _Beside(runner.get_loop()))
+            await asyncio.to_thread(move_there_and_back)
+            monkeypatch.setattr(local, "runner", runner)
+        await _commit(partitions)
+
+    monkeypatch.setattr("anabranch.server.partitions.compaction._commit", commit)
+    topic.compact(2)
+    assert (topic.found(1), topic.found(3), topic.found(7)) == ([(b"key", b"new")], [], [])
+
+
+def test_nothing_is_folded_back_while_a_relative_cannot_be_read(topic: Topic) -> None:
+    """Its log may have a newer record, or an older one that a tombstone hides; other partitions have none."""
+    topic.local.resize(4)
+    topic.put(3, b"key", b"1")
+    topic.put(2, b"other", b"1")
+    topic.local.resize(1)
+    topic.local[1].take_offline("a test")
+    topic.compact()
+    assert topic.found(3) == [(b"key", b"1")]
+    assert (topic.found(2), topic.found(0)) == ([], [(b"other", b"1")])
+
+
+def test_the_checkpoints_are_saved_once_for_all_logs_that_are_cleaned_and_once_for_those_folded_back(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each save writes the lines of all logs."""
+    topic.local.resize(16)
+    for number in range(16):
+        for value in (b"1", b"2", b"3"):
+            topic.put(number, b"key-%d" % number, value)
+    saves: list[None] = []
+    save = topic.local.checkpoints._replace
+    monkeypatch.setattr(topic.local.checkpoints, "_replace", lambda *it: (saves.append(None), save(*it)))
+    topic.compact()
+    assert topic.count("runs") >= 15
+    assert len(saves) <= 6, "two saves of three files"
+    topic.local.resize(1)
+    saves.clear()
+    topic.compact()
+    assert topic.count("emptied_partitions") == 15
+    assert len(saves) <= 9
+    assert {key for key, _ in topic.found(0)} == {b"key-%d" % number for number in range(16)}
 
 
 def test_a_fold_that_died_is_repeated_without_a_second_copy(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
