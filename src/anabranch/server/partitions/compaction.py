@@ -41,7 +41,7 @@ from anabranch.machines.compaction import family_of, may_fold, relatives
 from anabranch.machines.lineage import NO_CUTS, Cuts, Lineage
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
-from anabranch.runtime.turns import FEW, in_turns
+from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.folding import FoldBack
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
@@ -54,8 +54,10 @@ from anabranch.storage.log.marks import clean_to, postpone_tombstones
 from anabranch.storage.log.replacing import finishing
 
 events = EventLogger("compaction")
-LOGS_AT_A_TIME, SEGMENTS_AT_A_TIME = 64, 2_000
+LOGS_AT_A_TIME, SEGMENTS_AT_A_TIME = 32, 2_000
 """Logs that are looked at, and segments of theirs, before other work has its turn."""
+COMMITTED_AT_A_TIME = 8
+"""Logs whose segments are finished, which writes their indexes, and of which a sync is begun."""
 NOTED_AT_A_TIME = 4
 """Logs whose recovery points are noted: that of one that was not noted yet writes a small file."""
 LOOKED_UP_AT_A_TIME = 500
@@ -168,7 +170,7 @@ class Compaction:
                 with self._noting_failures(each.name):
                     if self._finish_segment(each, shape):
                         finished.append(each)
-            if len(finished) == FEW:
+            if len(finished) == COMMITTED_AT_A_TIME:
                 await self._commit(finished)
                 finished = []
         await self._commit(finished)
@@ -192,8 +194,9 @@ class Compaction:
         if shape is None or not _was_resized(shape):
             return
         behind = [each async for each in in_turns(partitions, LOGS_AT_A_TIME) if each.log.flushed < each.log.end]
-        for begin in range(0, len(behind), FEW):
-            await self._commit([each for each in behind[begin : begin + FEW] if self._are_ready([each])])
+        for begin in range(0, len(behind), COMMITTED_AT_A_TIME):
+            some = behind[begin : begin + COMMITTED_AT_A_TIME]
+            await self._commit([each for each in some if self._are_ready([each])])
 
     async def _commit(self, partitions: Sequence[Partition]) -> None:
         commits = [each.log.commit() for each in partitions]
