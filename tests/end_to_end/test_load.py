@@ -27,19 +27,22 @@ def in_lower_half(key: bytes, initial: int = 1) -> bool:
 
 
 async def _produce(address: str, topic: str, seconds: float, compression: str) -> None:
-    """Produce eight of nine records with keys of the lower half, and by far the largest ones."""
+    """Produce eight of nine records with keys of the lower half, and by far the largest ones.
+
+    In large batches: a compressed one is a sample, and in one of few records a key looks hot by chance.
+    """
     low = [key for key in (b"k%d" % n for n in range(400)) if in_lower_half(key)]
     high = [key for key in (b"k%d" % n for n in range(400)) if not in_lower_half(key)]
-    async with Producer(address, linger_ms=5, compression_type=compression) as producer:
+    async with Producer(address, linger_ms=50, batch_size=1 << 20, compression_type=compression) as producer:
         ends = time.monotonic() + seconds
         number = 0
         while time.monotonic() < ends:
-            for _ in range(45):
+            for _ in range(450):
                 number += 1
                 key = high[number % len(high)] if number % 9 == 0 else low[number % len(low)]
                 await producer.send(topic, b"v" * (100 if number % 9 else 800), key=key, partition=0)
             await producer.flush()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 async def _observed(admin: Admin, topic: str) -> PartitionLoad:
