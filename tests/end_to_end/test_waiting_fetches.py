@@ -87,6 +87,7 @@ def test_a_fetch_that_waits_keeps_no_memory_that_other_large_requests_need(tmp_p
         asked = reader.fetch_request(reader.create("quiet", 1), {0: 0}, wait_ms=NEVER_MS)
         asked.rack_id = "r" * 100_000
         sent = reader.send(asked, 17)
+        until(lambda: broker.metrics()["anabranch_fetch_bytes"] > 0)
         names = [MetadataRequestTopic(name=f"unknown-topic-{it}") for it in range(2_000)]
         producer.call(MetadataRequest(topics=names, allow_auto_topic_creation=False), 12)
         producer.produce("quiet", 0, batch([b"x"]))
