@@ -303,11 +303,14 @@ def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> 
     assert sum(map(len, found.data)) <= found.expanded_size + 2 * len(data)
 
 
-def test_processors_without_folding_make_the_same() -> None:
-    """The code for processors that have nothing but an instruction for checksums, as it would be compiled there."""
-    code = """
+@pytest.mark.parametrize("joins", [True, False], ids=["joins", "tables"])
+def test_processors_without_folding_make_the_same(joins: bool) -> None:
+    """The code for processors that have an instruction for checksums, as it would be compiled there: with `joins`, and
+    multiplication without carries."""
+    code = f"""
 from anabranch.records.kernels import crc32c
 crc32c.FOLDS_CRC = False
+crc32c.JOINS_CRC = crc32c.JOINS_CRC and {joins}
 import ctypes, mmap
 from anabranch.records.kernels.ahead import machine_code
 from anabranch.records.kernels.scatter import scatter

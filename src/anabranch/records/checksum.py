@@ -7,7 +7,7 @@ it. What zeros make of a CRC is a matrix of bits, and of twice as many zeros, it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
@@ -57,7 +57,8 @@ def joining_tables(sizes: tuple[int, int]) -> bytes:
 
     For each size, what so many bytes of zeros make of a CRC, by each of its four bytes: 1,024 numbers of 32 bits. Then
     the factors that take four lanes of 16 bytes 256 bytes further, 64 bytes, and to the last lane, and
-    the lanes of a CRC that begins: 32 of 64 bits.
+    the lanes of a CRC that begins: 32 of 64 bits. Then the factor that takes a CRC that many times eight bytes further,
+    up to twice the first size, and 0 for no bytes: of 64 bits.
     """
     numbers = array("I")
     for size in sizes:
@@ -68,15 +69,25 @@ def joining_tables(sizes: tuple[int, int]) -> bytes:
         for distance in distances:
             factors.extend((_power(8 * distance + 32), _power(8 * distance - 32)) if distance else (0, 0))
     factors.extend((0xFFFF_FFFF, *[0] * 7))
+    factors.extend((0, *_powers(32, 64, 2 * sizes[0] // 8)))
     return numbers.tobytes() + factors.tobytes()
 
 
 def _power(exponent: int) -> int:
     """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
+    (value,) = _powers(exponent, 0, 1)
+    return value
+
+
+def _powers(exponent: int, step: int, count: int) -> Iterator[int]:
+    """As `_power`, of so many exponents, a step apart."""
     value = 1 << 31
     for _ in range(exponent):
         value = _zero_bit(value)
-    return value << 1
+    for _ in range(count):
+        yield value << 1
+        for _ in range(step):
+            value = _zero_bit(value)
 
 
 def _times(matrix: Matrix, vector: int) -> int:

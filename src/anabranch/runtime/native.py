@@ -76,7 +76,7 @@ VARIANTS = {
             frozenset(("sse4_2", "bmi1", "bmi2", "avx2", "avx512f", "avx512bw", "avx512vl", "pclmulqdq", "vpclmulqdq")),
             "+sse4.2,+crc32,+bmi,+bmi2,+avx2,+avx512f,+avx512bw,+avx512vl,+pclmul,+vpclmulqdq",
         ),
-        Variant("-crc", frozenset(("sse4_2",)), "+sse4.2,+crc32"),
+        Variant("-crc", frozenset(("sse4_2", "pclmulqdq")), "+sse4.2,+crc32,+pclmul"),
     ),
     "aarch64": (Variant("-crc", frozenset(("crc32",)), "+crc"),),
 }

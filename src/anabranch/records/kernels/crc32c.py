@@ -1,8 +1,10 @@
 """CRC-32C within kernels: with the processor's instruction, and by folding where the processor can.
 
 Three ways, the first that fits: 256 bytes at a time by multiplication without carries (x86-64 with AVX-512 and
-VPCLMULQDQ), three pieces at a time by the CRC instruction, eight bytes at a time. Without the instruction CHECKS_CRC is
-False, and callers take checksums with the `crc32c` library. docs/adr/0023-crc-within-the-kernels.md has the figures.
+VPCLMULQDQ), three pieces at a time by the CRC instruction, eight bytes at a time. Pieces are joined by one
+multiplication without carries, whatever their size (x86-64), or by tables, in two sizes. Without the instruction
+CHECKS_CRC is False, and callers take checksums with the `crc32c` library.
+docs/adr/0023-crc-within-the-kernels.md has the figures.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from numba.extending import intrinsic
 
 from anabranch.records.checksum import joining_tables
 from anabranch.records.kernels.compiled import inlined
-from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u8, u32
+from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u32
 
 CRC_FROM = 21
 _FOLDED_AHEAD = 2048
@@ -30,34 +32,27 @@ CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config,
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
 FOLDS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, FOLDING))
 """Whether they multiply without carries, 64 bytes at a time, to that end."""
+JOINS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and bool(get_host_cpu_features().get("pclmul"))
+"""Whether they multiply without carries, 8 bytes at a time, to join pieces of any size."""
 
 
-def _crc_step(bits: int) -> Callable[[int, int], int]:
-    """Make a function that takes a CRC-32C over `bits` more, with the processor's own instruction."""
+def _crc_step(_: Any, crc: Any, data: Any) -> Any:
+    """Make a function that takes a CRC-32C over 64 bits more, with the processor's own instruction."""
 
-    def step(_: Any, crc: Any, data: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            byte, word, wide = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-            if not CHECKS_CRC:  # Never called then, but compiled.
-                return arguments[0]
-            name, state, data_type = {
-                ("x86_64", 64): ("llvm.x86.sse42.crc32.64.64", wide, wide),
-                ("x86_64", 8): ("llvm.x86.sse42.crc32.32.8", word, byte),
-                ("aarch64", 64): ("llvm.aarch64.crc32cx", word, wide),
-                ("aarch64", 8): ("llvm.aarch64.crc32cb", word, word),
-            }[PROCESSOR, bits]
-            function = declare(builder.module, ir.FunctionType(state, (state, data_type)), name)
-            crc, data = arguments
-            if state is not wide:
-                crc = builder.trunc(crc, state)
-            if data_type is not wide:
-                data = builder.trunc(data, data_type)
-            crc = builder.call(function, (crc, data))
-            return crc if state is wide else builder.zext(crc, wide)
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        word, wide = ir.IntType(32), ir.IntType(64)
+        if not CHECKS_CRC:  # Never called then, but compiled.
+            return arguments[0]
+        name, state = {"x86_64": ("llvm.x86.sse42.crc32.64.64", wide), "aarch64": ("llvm.aarch64.crc32cx", word)}[
+            PROCESSOR
+        ]
+        function = declare(builder.module, ir.FunctionType(state, (state, wide)), name)
+        crc, data = arguments
+        if state is wide:
+            return builder.call(function, (crc, data))
+        return builder.zext(builder.call(function, (builder.trunc(crc, state), data)), wide)
 
-        return types.int64(types.int64, types.int64), generate
-
-    return cast(Callable[[int, int], int], intrinsic(step))
+    return types.int64(types.int64, types.int64), generate
 
 
 def _fold_lines(_: Any, at: Any, lines: Any, quarters: Any, late: Any, factors: Any) -> Any:
@@ -129,47 +124,36 @@ def _fold_lines(_: Any, at: Any, lines: Any, quarters: Any, late: Any, factors: 
     return types.int64(*[types.int64] * 5), generate
 
 
+def _product(_: Any, one: Any, other: Any) -> Any:
+    """Make a function that multiplies without carries; the lower 64 bits of the product."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        wide, word = ir.IntType(64), ir.IntType(32)
+        if not JOINS_CRC:  # Never called then, but compiled.
+            return arguments[0]
+        kind = ir.VectorType(wide, 2)
+        multiply = declare(builder.module, ir.FunctionType(kind, (kind, kind, ir.IntType(8))), "llvm.x86.pclmulqdq")
+        first = ir.Constant(word, 0)
+        lanes = [builder.insert_element(ir.Constant(kind, [0, 0]), each, first) for each in arguments]
+        return builder.extract_element(builder.call(multiply, (*lanes, ir.Constant(ir.IntType(8), 0))), first)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+_multiplied = cast(Callable[[int, int], int], intrinsic(_product))
 _crc_lines = cast(Callable[[int, int, int, int, int], int], intrinsic(_fold_lines))
-_crc_8 = _crc_step(8)
-_crc_64 = _crc_step(64)
+_crc_64 = cast(Callable[[int, int], int], intrinsic(_crc_step))
 _LONG, _SHORT = 1024, 128
-
-
-_FACTORS_AT = 8192
+_PIECE_MIN = 32
+"""Bytes of a piece below which joining takes longer than three times as many steps."""
+_FACTORS_AT, _JOINTS_AT = 8192, 8448
 CRC_TABLES = np.frombuffer(joining_tables((_LONG, _SHORT)), np.uint8)
 """How to join checksums of neighbouring pieces: a kernel that takes them is given the address."""
 
 
 @inlined
-def _crc_shift(tables: int, crc: int) -> int:
-    """The CRC behind as many bytes of zeros as the table is for."""
-    return (
-        u32(tables + 4 * (crc & 0xFF))
-        ^ u32(tables + 1024 + 4 * ((crc >> 8) & 0xFF))
-        ^ u32(tables + 2048 + 4 * ((crc >> 16) & 0xFF))
-        ^ u32(tables + 3072 + 4 * (crc >> 24))
-    )
-
-
-@inlined
-def _crc_thirds(crc: int, at: int, third: int, tables: int) -> int:
-    """Take a CRC over three pieces at once, because the instruction takes three times as long as it occupies."""
-    second, last = 0, 0
-    for line in range(at, at + third, 64):
-        for place in range(line, line + 64, 8):
-            crc = _crc_64(crc, i64(place))
-            second = _crc_64(second, i64(place + third))
-            last = _crc_64(last, i64(place + 2 * third))
-        if third == _LONG:
-            prefetch_to_read(line + 3 * third)
-            prefetch_to_read(line + 4 * third)
-            prefetch_to_read(line + 5 * third)
-    return _crc_shift(tables, _crc_shift(tables, crc) ^ second) ^ last
-
-
-@inlined
 def take_crc(at: int, end: int, tables: int) -> int:
-    """The CRC-32C of the bytes from `at` to `end`."""
+    """The CRC-32C of the bytes from `at` to `end`. The eight bytes before `end` can be read, however few there are."""
     return take_crc_and(at, end, tables, 0)
 
 
@@ -184,21 +168,89 @@ def take_crc_and(at: int, end: int, tables: int, late: int) -> int:
         quarters = (end - at) >> 6
         crc = _crc_lines(at, quarters >> 2, quarters & 3, late, tables + _FACTORS_AT)
         at += quarters << 6
-    return _by_steps(crc, at, end, tables) ^ MASK_32
+    if JOINS_CRC:
+        return _by_joined_pieces(crc, at, end, tables + _JOINTS_AT) ^ MASK_32
+    return _by_pieces(crc, at, end, tables) ^ MASK_32
 
 
 @inlined
-def _by_steps(crc: int, at: int, end: int, tables: int) -> int:
+def _by_joined_pieces(crc: int, at: int, end: int, joints: int) -> int:
+    """Take a CRC on to `end`: by thirds of `_LONG`, and thirds of the rest, the last of which is a little longer."""
     while end - at >= 3 * _LONG:
-        crc = _crc_thirds(crc, at, _LONG, tables)
+        crc, second, last = _crc_thirds(crc, at, _LONG)
+        crc = _joined(joints, crc, second, _LONG) ^ last
+        at += 3 * _LONG
+    if end - at >= 3 * _PIECE_MIN:
+        third = (end - at) // 24 << 3
+        second, last = 0, 0
+        for place in range(at, at + third, 8):
+            crc = _crc_64(crc, i64(place))
+            second = _crc_64(second, i64(place + third))
+            last = _crc_64(last, i64(place + 2 * third))
+        longer = (end - at & -8) - 3 * third
+        at += 3 * third
+        further = _multiplied(crc, i64(joints + 2 * third + longer)) ^ _multiplied(second, i64(joints + third + longer))
+        for place in range(at, at + longer, 8):
+            last = _crc_64(last, i64(place))
+        crc = _crc_64(0, further) ^ last
+        at += longer
+    return _by_steps(crc, at, end)
+
+
+@inlined
+def _joined(joints: int, first: int, second: int, size: int) -> int:
+    """The CRC of a piece, and of a second one behind it, behind as many zeros: pieces have `size` bytes, of eights."""
+    further = _multiplied(second, i64(joints + size))
+    return _crc_64(0, _multiplied(first, i64(joints + 2 * size)) ^ further)
+
+
+@inlined
+def _by_pieces(crc: int, at: int, end: int, tables: int) -> int:
+    """As `_by_joined_pieces`, where nothing multiplies without carries."""
+    while end - at >= 3 * _LONG:
+        crc, second, last = _crc_thirds(crc, at, _LONG)
+        crc = _crc_shift(tables, _crc_shift(tables, crc) ^ second) ^ last
         at += 3 * _LONG
     while end - at >= 3 * _SHORT:
-        crc = _crc_thirds(crc, at, _SHORT, tables + 4096)
+        crc, second, last = _crc_thirds(crc, at, _SHORT)
+        crc = _crc_shift(tables + 4096, _crc_shift(tables + 4096, crc) ^ second) ^ last
         at += 3 * _SHORT
+    return _by_steps(crc, at, end)
+
+
+@inlined
+def _crc_thirds(crc: int, at: int, third: int) -> tuple[int, int, int]:
+    """Take a CRC over three pieces at once, because the instruction takes three times as long as it occupies."""
+    second, last = 0, 0
+    for line in range(at, at + third, 64):
+        for place in range(line, line + 64, 8):
+            crc = _crc_64(crc, i64(place))
+            second = _crc_64(second, i64(place + third))
+            last = _crc_64(last, i64(place + 2 * third))
+        if third == _LONG:
+            prefetch_to_read(line + 3 * third)
+            prefetch_to_read(line + 4 * third)
+            prefetch_to_read(line + 5 * third)
+    return crc, second, last
+
+
+@inlined
+def _crc_shift(tables: int, crc: int) -> int:
+    """The CRC behind as many bytes of zeros as the table is for."""
+    return (
+        u32(tables + 4 * (crc & 0xFF))
+        ^ u32(tables + 1024 + 4 * ((crc >> 8) & 0xFF))
+        ^ u32(tables + 2048 + 4 * ((crc >> 16) & 0xFF))
+        ^ u32(tables + 3072 + 4 * (crc >> 24))
+    )
+
+
+@inlined
+def _by_steps(crc: int, at: int, end: int) -> int:
     while end - at >= 8:
         crc = _crc_64(crc, i64(at))
         at += 8
-    while at < end:
-        crc = _crc_8(crc, u8(at))
-        at += 1
+    if at < end:  # Without a loop, the end of which no processor could foretell: zeros before a CRC of 0 are nothing.
+        before = 64 - 8 * (end - at)
+        crc = (crc >> (64 - before)) ^ _crc_64(0, ((i64(end - 8) >> before) ^ crc) << before)
     return crc
