@@ -88,6 +88,16 @@ def kernel(scale: Scale) -> list[Result]:
 
 def ranges(scale: Scale) -> list[Result]:
     """Scattering into sixteen ranges, against all into one."""
+    return _scattering("ranges", {"16 ranges": 16, "1 range": 1}, 1.5, scale)
+
+
+def sharers(scale: Scale) -> list[Result]:
+    """Scattering to four sharers, against to one that is given as much."""
+    return _scattering("sharers", {"4 sharers": SHARERS, "1 sharer": 1}, 1.3, scale)
+
+
+def _scattering(name: str, counts: Mapping[str, int], bound: float, scale: Scale) -> list[Result]:
+    """Processor time of scattering all records into as many equal ranges as each side says."""
     results: list[Result] = []
     scatter, seconds = _scatter(), scale.choose(0.5, 0.0)
     for value_size in COPY_BARS:
@@ -98,10 +108,10 @@ def ranges(scale: Scale) -> list[Result]:
             found = gigabytes(partial(_scattered, scatter, blocks, _even(count)), size, seconds)
             return {"cpu": 1 / found["bytes"]}
 
-        sides = {"16 ranges": partial(cost, 16), "1 range": partial(cost, 1)}
+        sides: dict[str, Round] = {side: partial(cost, count) for side, count in counts.items()}
         what = f"{size >> 20} MiB of batches with values of {value_size} bytes in blocks of 4 MiB, all wanted"
-        bars = [Bar("cpu", "s/GB", "less", 1.5)]
-        results += compare(f"sharing.ranges-{value_size}", what=what, sides=sides, bars=bars, scale=scale)
+        bars = [Bar("cpu", "s/GB", "less", bound)]
+        results += compare(f"sharing.{name}-{value_size}", what=what, sides=sides, bars=bars, scale=scale)
     return results
 
 
@@ -209,4 +219,4 @@ def one_pass(scale: Scale) -> list[Result]:
     return _with_broker(scale, measure)
 
 
-BENCHMARKS = {"kernel": kernel, "ranges": ranges, "consumers": consumers, "one-pass": one_pass}
+BENCHMARKS = {"kernel": kernel, "ranges": ranges, "sharers": sharers, "consumers": consumers, "one-pass": one_pass}
