@@ -21,7 +21,7 @@ from uuid import UUID
 
 from anabranch.codec import schema_of
 from anabranch.codec.types import Array, Bytes, Field, Fixed, Nested, String, Type, Uuid
-from anabranch.protocol.bounds import ELEMENTS_MAX
+from anabranch.protocol.bounds import ELEMENTS_MAX, TOPICS_MAX
 from anabranch.protocol.registry import API
 from tests.fuzz.frames import make_coordinators
 from tests.support.broker import BrokerProcess, running
@@ -170,6 +170,11 @@ def kinds_of(place: Place) -> Iterator[str]:
         yield DEEP
 
 
+def _bound(place: Place) -> int:
+    most = TOPICS_MAX.get(place.key) if place.path == ("topics",) else None
+    return ELEMENTS_MAX[place.key] - SPARE if most is None else most
+
+
 def begin(broker: BrokerProcess) -> UUID:
     """Make what the requests name; the id of the topic."""
     with WireClient(broker.port, TIMEOUT_S) as client:
@@ -180,7 +185,7 @@ def begin(broker: BrokerProcess) -> UUID:
 
 def send(broker: BrokerProcess, place: Place, kind: str, size: int, topic_id: UUID) -> int:
     """Send one request in short steps of the broker; the size of the answer, 0 if the connection was closed."""
-    request = Maker(place, kind, min(size, ELEMENTS_MAX[place.key] - SPARE), topic_id).request()
+    request = Maker(place, kind, min(size, _bound(place)), topic_id).request()
 
     def ask() -> int:
         with WireClient(broker.port, TIMEOUT_S) as client, contextlib.suppress(ConnectionError):

@@ -80,3 +80,7 @@ ELEMENTS_MAX: dict[int, int] = {
     10007: EVERY_PARTITION,  # DescribeSlices: partitions, of which more than a thousand are refused
 }
 """By API key; every API that is served has its bound."""
+
+TOPICS_MAX: dict[int, int] = {19: EVERY_GROUP, 37: EVERY_GROUP}
+"""By API key, the topics of a request of which most elements may be the assignments of partitions: an answer tells all
+configs of each topic that is created, a kilobyte, which takes a millisecond."""

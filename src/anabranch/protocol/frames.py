@@ -14,7 +14,7 @@ from anabranch.base.errors import DecodeError
 from anabranch.base.limits import ARRAY_LENGTH_MAX, TAGGED_FIELDS_MAX
 from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, spliced
 from anabranch.codec.primitives import read_tags
-from anabranch.protocol.bounds import ELEMENTS_MAX
+from anabranch.protocol.bounds import ELEMENTS_MAX, EVERY_GROUP, TOPICS_MAX
 from anabranch.protocol.registry import API, Api, api_of
 
 API_VERSIONS = 18
@@ -83,6 +83,8 @@ def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[R
     if is_flexible:
         position = _skip_tags(view, position)
     message, _ = decode_prefix(declared, view, version, position, most if most < elements_max else elements_max)
+    if elements_max > EVERY_GROUP and key in TOPICS_MAX and len(message.topics) > TOPICS_MAX[key]:
+        raise DecodeError(f"{declared.__name__} names {len(message.topics)} topics, and may name {TOPICS_MAX[key]}")
     return header, message
 
 
