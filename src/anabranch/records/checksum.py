@@ -7,13 +7,15 @@ it. What zeros make of a CRC is a matrix of bits, and of twice as many zeros, it
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 from typing import Any, cast
 
 _POLYNOMIAL = 0x82F6_3B78
+_ONE = 1 << 31
+"""The polynomial 1."""
 Checksum = Callable[..., int]
 Matrix = tuple[tuple[int, ...], ...]
 """Of each byte of a CRC, what becomes of each value that it can have."""
@@ -42,14 +44,7 @@ crc32c = _compiled()
 
 def changed(crc: int, before: bytes | memoryview, after: bytes | memoryview, behind: int) -> int:
     """Return what a CRC-32C becomes when `before`, with `behind` more bytes behind it, becomes `after`, as long."""
-    change = crc32c(before) ^ crc32c(after)
-    doublings = 0
-    while behind:
-        if behind & 1:
-            change = _times(_zeros(doublings), change)
-        behind >>= 1
-        doublings += 1
-    return crc ^ change
+    return crc ^ _behind(crc32c(before) ^ crc32c(after), behind)
 
 
 def joining_tables(sizes: tuple[int, int]) -> bytes:
@@ -67,27 +62,30 @@ def joining_tables(sizes: tuple[int, int]) -> bytes:
     factors = array("q")
     for distances in ((256,) * 4, (64,) * 4, (48, 32, 16, 0)):
         for distance in distances:
-            factors.extend((_power(8 * distance + 32), _power(8 * distance - 32)) if distance else (0, 0))
+            factors.extend((_factor(distance + 4), _factor(distance - 4)) if distance else (0, 0))
     factors.extend((0xFFFF_FFFF, *[0] * 7))
-    factors.extend((0, *_powers(32, 64, 2 * sizes[0] // 8)))
+    factors.append(0)
+    word, factor = _zeros(3), _behind(_ONE, 4)
+    for _ in range(2 * sizes[0] // 8):
+        factors.append(factor << 1)
+        factor = _times(word, factor)
     return numbers.tobytes() + factors.tobytes()
 
 
-def _power(exponent: int) -> int:
-    """x to the `exponent`, modulo the polynomial of CRC-32C, as a factor for numbers whose first bit is the lowest."""
-    (value,) = _powers(exponent, 0, 1)
-    return value
+def _factor(size: int) -> int:
+    """x to the 8 times `size`, modulo the polynomial of CRC-32C, for numbers whose first bit is the lowest."""
+    return _behind(_ONE, size) << 1
 
 
-def _powers(exponent: int, step: int, count: int) -> Iterator[int]:
-    """As `_power`, of so many exponents, a step apart."""
-    value = 1 << 31
-    for _ in range(exponent):
-        value = _zero_bit(value)
-    for _ in range(count):
-        yield value << 1
-        for _ in range(step):
-            value = _zero_bit(value)
+def _behind(crc: int, zeros: int) -> int:
+    """What so many bytes of zeros make of a CRC."""
+    doublings = 0
+    while zeros:
+        if zeros & 1:
+            crc = _times(_zeros(doublings), crc)
+        zeros >>= 1
+        doublings += 1
+    return crc
 
 
 def _times(matrix: Matrix, vector: int) -> int:
