@@ -6,19 +6,25 @@ Such a collection is one long step (`runtime.collector`), so that none may be ne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from anabranch.runtime.collector import Collector
 from anabranch.server.broker import Broker
 from anabranch.server.settings import Address, Settings
+from tests.fuzz.frames import Maker, Senders, make_coordinators
 from tests.support.group_client import GroupClient
 from tests.support.wire import WireClient, batch
 
 TOPIC, WIDE = "t", 300
 ROUNDS = 12
+FRAMES = 2_000
 
 
 def work(port: int) -> None:
@@ -47,7 +53,21 @@ def work(port: int) -> None:
         client.delete("wide")
 
 
-def test_no_cycle_of_the_brokers_own_is_left_for_a_complete_collection(tmp_path: Path) -> None:
+def attack(port: int) -> None:
+    """Send frames that are refused in the loop and in threads, and hang up while others are worked on."""
+    with WireClient(port, 60) as client:
+        client.create(TOPIC, WIDE)
+        make_coordinators(client)
+    maker = Maker(seed=5)
+    maker.begin(0)
+    with contextlib.closing(Senders(port, maker)) as senders:
+        senders.send(FRAMES)
+
+
+@pytest.mark.parametrize("work", [work, attack], ids=["clients", "hostile"])
+def test_no_cycle_of_the_brokers_own_is_left_for_a_complete_collection(
+    work: Callable[[int], None], tmp_path: Path
+) -> None:
     async def story() -> Counter[str]:
         settings = Settings(
             listeners=Address("127.0.0.1", 0),

@@ -252,6 +252,7 @@ class _Timed(Coroutine[Any, Any, Any]):
         try:
             return self._coroutine.throw(*error)
         finally:
+            del error  # Or it holds this frame, and the frame holds it.
             steps.end(began)
 
     def close(self) -> None:

@@ -37,3 +37,5 @@ async def to_the_end(
         if not ended.cancelled():
             ended.exception()  # Nobody is left to be told.
         raise
+    finally:
+        del running, ended  # Or what the work failed with holds this frame, and the frame holds it.

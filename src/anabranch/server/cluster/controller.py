@@ -148,6 +148,8 @@ class Controller:
         except asyncio.CancelledError:
             step.add_done_callback(_log_failure)
             raise
+        finally:
+            del step  # Or what it failed with holds this frame, and the frame holds it.
 
     async def _freed(self, work: Callable[[list[Any]], Awaitable[T]], spent: list[Any]) -> T:
         """Do work, then free what it has put into `spent`, if there may be much of it in a thread.

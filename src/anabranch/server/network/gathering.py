@@ -20,18 +20,18 @@ def gathered(answer: Awaitable[Any], room: Callable[[], Awaitable[None]]) -> Gen
     """Await an answer; when it gives the loop back for the `FREE_TURNS`th time, await `room` first."""
     steps = answer.__await__()
     turns = 0
-    error: BaseException | None = None
+    errors: list[BaseException] = []
+    """At most one, which is taken out before it is thrown: an error that is raised here must not be held here."""
     while True:
         try:
-            waits_for = next(steps) if error is None else steps.throw(error)
+            waits_for = steps.throw(errors.pop()) if errors else next(steps)
         except StopIteration as done:
             return done.value
-        error = None
         turns += waits_for is None
         try:
             if waits_for is None and turns == FREE_TURNS:
                 yield from room().__await__()
             else:
                 yield waits_for
-        except BaseException as thrown:  # To be handled where it would have been without this.
-            error = thrown
+        except BaseException as error:  # To be handled where it would have been without this.
+            errors.append(error)

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,41 @@ def test_a_step_that_is_refused_when_its_caller_is_gone_is_logged_once(
     asyncio.run(story())
     assert not unretrieved
     assert [record.message for record in caplog.records].count("step of a cancelled request failed") == 1
+
+
+class FullError(OSError):
+    """Built-in errors take no weak references."""
+
+
+def test_what_a_step_fails_with_is_no_cycle(tmp_path: Path) -> None:
+    """A broker sets such cycles aside for good (`runtime.collector`)."""
+
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+
+        async def refuse() -> None:
+            raise FullError(errno.ENOSPC, "no space")
+
+        world.pause = refuse
+        gc.disable()
+        try:
+            failed = [await _failing(controller) for _ in range(3)]
+            await asyncio.sleep(0)
+            assert [each() for each in failed] == [None] * 3
+        finally:
+            gc.enable()
+        world.pause = _no_pause
+        await controller.stop()
+
+    async def _failing(controller: Controller) -> weakref.ref[BaseException]:
+        try:
+            await create(controller, "a")
+        except FullError as error:
+            return weakref.ref(error)
+        raise AssertionError("the store did not refuse")
+
+    asyncio.run(story())
 
 
 def test_a_step_that_the_store_refuses_changes_nothing(tmp_path: Path) -> None:
