@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +13,10 @@ import pytest
 
 from anabranch.client.sync import Admin, Producer
 from anabranch.spark.keyed import KeyedError, KeyState, Timeout, keyed
-from anabranch.spark.keyed.bucket import Times
+from anabranch.spark.keyed.bucket import Settings, Times
+from anabranch.spark.keyed.operator import _Operator
+from anabranch.spark.keyed.rows import Columns
+from anabranch.spark.keyed.schema import maker, to_arrow
 from tests.support.examples import python_examples
 from tests.support.thorough import THOROUGH
 
@@ -219,3 +224,17 @@ def test_the_example_of_the_guide_can_be_planned(spark: SparkSession, address: s
     state = KeyState(names["Balance"](1, 2.0), False, Times(0), names["balances"])
     rows = pa.record_batch({"amount": [1.0, 0.5]})
     assert names["book"]("ann", rows, state) == ("ann", 3, 3.5) and state.value == (3, 3.5)
+
+
+def test_the_collections_between_tasks_pass_over_what_a_packing_worker_has_imported(spark: SparkSession) -> None:
+    rows = spark.range(10).selectExpr("0 bucket", "cast(id as string) key", "'t' topic", "id sequence", "id value")
+    schema = to_arrow(rows.drop("bucket").schema)
+    settings = Settings(Columns(), schema, pa.struct(list(to_arrow(Digest))), maker(Digest), to_arrow("key string"))
+    operator = _Operator(follow, settings, buckets=4)
+
+    def packed(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert sum(batch.num_rows for batch in operator.pack(batches))
+        yield pa.record_batch({"frozen": pa.array([gc.get_freeze_count()], pa.int64())})
+
+    found = rows.coalesce(1).mapInArrow(packed, "frozen long").collect()
+    assert len(found) == 1 and found[0].frozen > 10_000

@@ -28,6 +28,7 @@ from anabranch.spark.keyed.packing import (
 from anabranch.spark.keyed.rows import Columns
 from anabranch.spark.keyed.schema import Fields, maker, to_arrow
 from anabranch.spark.keyed.state import STORED_SCHEMA, BucketState, decode, empty, encode
+from anabranch.spark.workers import set_imports_aside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,13 +135,15 @@ class _Operator:
 
     def pack(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Pack the rows of a task by bucket."""
-        return pack(batches, self.settings.rows, self.settings.event_time)
+        yield from pack(batches, self.settings.rows, self.settings.event_time)
+        set_imports_aside()
 
     def unpack(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the messages that buckets returned."""
         for batch in batches:
             for message in batch.column(0).to_pylist():
                 yield from_message(message, self.settings.output)
+        set_imports_aside()
 
     def batch(self, table: pa.Table) -> pa.Table:
         """Work on a bucket of a batch query."""
@@ -163,6 +166,7 @@ class _Operator:
             times = Times(times.processing_ms, group.getCurrentWatermarkMs())
         done = step(self.function, settings, before, from_messages(messages, settings.rows), times)
         self._store(group, done, times)
+        set_imports_aside()
         yield pd.DataFrame({ROWS: [to_message(each) for each in done.output]})
 
     def _store(self, group: GroupState, done: Step, times: Times) -> None:
