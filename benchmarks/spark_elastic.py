@@ -102,15 +102,15 @@ def split(scale: Scale) -> list[Result]:
     metrics = f"{HOST}:{free_port()}"
     settings = {"durability": "os", "metrics.listener": metrics}
     with Anabranch(settings=settings) as broker, session() as spark:
-        configs = {"accept.range.fetch": "true"}
+        configs = {"accept.range.fetch": "true", "reserve.message.value.range.fetch": "true"}
         fill(broker.address, "rows", rows, records(min(rows, 50_000), 1024), partitions=1, configs=configs)
         size = sum(path.stat().st_size for path in broker.data.glob("rows-*/*.log"))
         assert size > rows * 1024
         return compare(
             "spark_elastic.split",
             what=f"{rows} records with 1 KiB values, {size / 1e9:.2f} GB in one partition, batch read of all columns "
-            "into noop, local[2]: minPartitions=4, of which the broker filters the key ranges, against one task, which "
-            "reads the partition's bytes",
+            "into noop, local[2]: minPartitions=4, of which the broker filters the key ranges, and keeps what it finds "
+            "for the others, against one task, which reads the partition's bytes",
             sides={
                 "four tasks": _split(spark, broker.address, metrics, 4, size),
                 "one task": _split(spark, broker.address, metrics, 1, size),
