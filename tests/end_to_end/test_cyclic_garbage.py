@@ -9,12 +9,14 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from anabranch.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from anabranch.runtime.collector import Collector
 from anabranch.server.broker import Broker
 from anabranch.server.settings import Address, Settings
@@ -24,7 +26,7 @@ from tests.support.wire import WireClient, batch
 
 TOPIC, WIDE = "t", 300
 ROUNDS = 12
-FRAMES = 2_000
+FRAMES, LONG, HANG_UPS = 2_000, 30_000, 5
 
 
 def work(port: int) -> None:
@@ -62,6 +64,11 @@ def attack(port: int) -> None:
     maker.begin(0)
     with contextlib.closing(Senders(port, maker)) as senders:
         senders.send(FRAMES)
+    topics = [TopicRequest(name=f"n{number}", partition_indexes=[0]) for number in range(LONG)]
+    for _ in range(HANG_UPS):
+        with WireClient(port) as client:
+            client.send(DescribeProducersRequest(topics=topics), 0)
+            time.sleep(0.1)  # It is decoded in a thread, and being answered.
 
 
 @pytest.mark.parametrize("work", [work, attack], ids=["clients", "hostile"])

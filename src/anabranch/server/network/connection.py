@@ -255,7 +255,9 @@ class Connection:
                 del request
                 before = self._tasks.copy()
                 self._handle(header, requests[0], kept, began, release)
-                await asyncio.gather(*(self._tasks.keys() - before.keys()), return_exceptions=True)
+                begun = self._tasks.keys() - before.keys()
+                del before  # This task is among them: what it is cancelled with holds this frame, and is held by it.
+                await asyncio.gather(*begun, return_exceptions=True)
             except asyncio.CancelledError:
                 self._send(_DROPPED)
                 raise
