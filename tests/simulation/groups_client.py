@@ -363,6 +363,12 @@ class Client(InOrder):
         self.machine = self._driver._context.member
         self._watch(self.machine)
         self._task = self._process.create_task(self._live(), name=name)
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the simulation where the application has failed: a member that has gone looks like one that is stuck."""
+        if not task.cancelled() and (error := task.exception()) is not None and isinstance(error, Exception):
+            self.world.failed_with(error)
 
     def _made_reader(self) -> Reader:
         return Reader(self, self._settings)

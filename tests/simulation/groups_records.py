@@ -129,6 +129,8 @@ class Topic:
         """By key: how many records."""
         self.places: dict[tuple[int, int], tuple[int, int]] = {}
         """(key, number) to partition and offset."""
+        self.layouts: dict[tuple[int, int], int] = {}
+        """(key, number) to the layout in which the record was appended."""
 
     @property
     def count(self) -> int:
@@ -157,6 +159,7 @@ class Topic:
         record = Sent(key, self.sent[key])
         self.sent[key] += 1
         self.places[record] = number, self.logs[number].append(record)
+        self.layouts[record] = len(self.counts) - 1
         self.on_append(self.name, number)
 
     def mark(self, number: int) -> None:
@@ -234,7 +237,7 @@ class GroupEdge(ApplicationEdge):
     def _gate_began_ms(self, record: Handed) -> int | None:
         topic = self._topic(record.partition[0])
         assert topic is not None
-        layout, _ = topic.logs[record.partition[1]].sent(record.offset)
+        layout = topic.layouts[int(record.stream[1]), record.number]
         return topic.layouts_ms[layout] if layout > 0 else None
 
     def _is_quiet(self, partition: Partition, now_ms: int) -> bool:
