@@ -41,7 +41,7 @@ from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch
 
 TOPIC, COUNT, GROUP = "wide", 12_000, "g"
-RECORDS_IN = 1_000
+RECORDS_IN = 2_500
 """Partitions with a record each."""
 TIMEOUT_MS, TIMEOUT_S = 112_000, 120.0
 UPKEEP_MS = 300

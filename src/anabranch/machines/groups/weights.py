@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 LOOKED_AT = 10
 """Partitions that are only looked at, or copied, and weigh as much as one that is handed out."""
+GATES_LOOKED_AT = 2
+"""Partitions of a group whose gates are looked at in the time in which one is handed out: each takes 1 to 5 us."""
 BYTES_READ = 32
 """Bytes of subscriptions and assignments that are read in the time in which a partition is handed out."""
 LAST_FEW = 2
@@ -127,7 +129,7 @@ class Weights:
                 if group is None or gates is None:
                     return 0
                 held = len(group.holders) if isinstance(group, ConsumerGroup) else 0
-                return held // LOOKED_AT + gates.questions.known + self.positions.unread_count(group_id)
+                return held // GATES_LOOKED_AT + gates.questions.known + self.positions.unread_count(group_id)
             case ("compute" | "balance", str(group_id)):
                 return self.weight_of_group(group_id)
             case ("classic", str(group_id), "join" | "sync"):

@@ -36,6 +36,8 @@ AUTO_CREATE_TIMEOUT_MS = 5_000
 TOPICS_CREATED_MAX = 100
 """Topics that one request creates; for the others it answers LEADER_NOT_AVAILABLE, at which clients ask again."""
 NULL_NAMES_SINCE = 12
+_Tried = dict[str, ErrorCode]
+"""The topics that a request tried to create, each with the error of one that is missing after it."""
 
 
 class _Wanted(NamedTuple):
@@ -65,12 +67,16 @@ def handle_metadata(
         return _answered(broker, broker.view.topics(), wanted)
     if len(request.topics) >= PARTITIONS_AT_A_TIME:
         return _asked_in_steps(broker, request.topics, wanted, create=_creates(broker, request, call))
-    asked = list({_identity(topic): topic for topic in request.topics}.values())  # Each topic once.
+    asked = _each_once(request.topics)
     if _creates(broker, request, call):
-        missing = [name for topic in asked if (name := _missing(broker, topic))]
+        missing = _missing(broker, asked)
         if missing:
             return _create_and_answer(broker, asked, missing, wanted)
     return _answered(broker, [_asked(broker, topic, wanted) for topic in asked], wanted)
+
+
+def _each_once(topics: Iterable[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
+    return list({_identity(topic): topic for topic in topics}.values())
 
 
 def _identity(topic: MetadataRequestTopic) -> str | UUID | None:
@@ -78,10 +84,10 @@ def _identity(topic: MetadataRequestTopic) -> str | UUID | None:
     return topic.name if topic.topic_id == NO_TOPIC_ID else topic.topic_id
 
 
-def _missing(broker: BrokerContext, topic: MetadataRequestTopic) -> str:
-    """The name of a topic that is not there and may be created; empty of any other."""
-    name = _identity(topic)
-    return name if isinstance(name, str) and broker.view.find(name) is None else ""
+def _missing(broker: BrokerContext, topics: Iterable[MetadataRequestTopic]) -> list[str]:
+    """The names of topics that are not there and may be created."""
+    names = (_identity(topic) for topic in topics)
+    return [name for name in names if isinstance(name, str) and is_topic_name(name) and broker.view.find(name) is None]
 
 
 def _creates(broker: BrokerContext, request: MetadataRequest, call: RequestContext) -> bool:
@@ -91,34 +97,37 @@ def _creates(broker: BrokerContext, request: MetadataRequest, call: RequestConte
 async def _asked_in_steps(
     broker: BrokerContext, topics: Sequence[MetadataRequestTopic], wanted: _Wanted, *, create: bool
 ) -> Answer:
-    """Describe so many topics that other work must have its turn meanwhile."""
-    asked: dict[str | UUID | None, MetadataRequestTopic] = {}
-    missing: dict[str, None] = {}
-    for begin in range(0, len(topics), PARTITIONS_AT_A_TIME):
-        for topic in topics[begin : begin + PARTITIONS_AT_A_TIME]:
-            asked.setdefault(_identity(topic), topic)
-            if create and (name := _missing(broker, topic)):
-                missing[name] = None
-        await asyncio.sleep(0)
-    refusals = await _create(broker, missing)
-    found: list[TopicSnapshot | MetadataResponseTopic] = []
-    for place, topic in enumerate(asked.values(), 1):
-        found.append(_asked(broker, topic, wanted, refusals))
-        if place % PARTITIONS_AT_A_TIME == 0:
+    """Describe so many topics that other work must have its turn meanwhile.
+
+    What has an entry for each of them is made and freed in a thread: that takes several milliseconds.
+    """
+    asked = await asyncio.get_running_loop().run_in_executor(None, _each_once, topics)
+    tried: _Tried | None = None
+    if create:
+        missing: list[str] = []
+        for begin in range(0, len(asked), PARTITIONS_AT_A_TIME):
+            if len(missing) >= TOPICS_CREATED_MAX:
+                break
+            missing += _missing(broker, asked[begin : begin + PARTITIONS_AT_A_TIME])
             await asyncio.sleep(0)
+        tried = await _create(broker, missing)
+    found: list[TopicSnapshot | MetadataResponseTopic] = []
+    for begin in range(0, len(asked), PARTITIONS_AT_A_TIME):
+        found += [_asked(broker, topic, wanted, tried) for topic in asked[begin : begin + PARTITIONS_AT_A_TIME]]
+        await asyncio.sleep(0)
     return _answered(broker, found, wanted)
 
 
 async def _create_and_answer(
     broker: BrokerContext, topics: Sequence[MetadataRequestTopic], missing: list[str], wanted: _Wanted
 ) -> Answer:
-    refusals = await _create(broker, missing)
-    return _answered(broker, [_asked(broker, topic, wanted, refusals) for topic in topics], wanted)
+    tried = await _create(broker, missing)
+    return _answered(broker, [_asked(broker, topic, wanted, tried) for topic in topics], wanted)
 
 
-async def _create(broker: BrokerContext, missing: Iterable[str]) -> dict[str, ErrorCode]:
-    """Create topics, at most TOPICS_CREATED_MAX; return the errors of the others."""
-    refusals: dict[str, ErrorCode] = {}
+async def _create(broker: BrokerContext, missing: Sequence[str]) -> _Tried:
+    """Create topics, the first TOPICS_CREATED_MAX; return how that ended for each of these."""
+    tried: _Tried = dict.fromkeys(missing[:TOPICS_CREATED_MAX], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
     async def create(name: str) -> None:
         if name in INTERNAL_TOPICS:
@@ -130,21 +139,13 @@ async def _create(broker: BrokerContext, missing: Iterable[str]) -> dict[str, Er
         try:
             await broker.commands.create_topic(command, AUTO_CREATE_TIMEOUT_MS)
         except ApiError as error:
-            if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                refusals[name] = error.code
+            if error.code is ErrorCode.REQUEST_TIMED_OUT:
+                tried[name] = ErrorCode.LEADER_NOT_AVAILABLE
+            elif error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                tried[name] = error.code
 
-    wanted: list[str] = []
-    for place, name in enumerate(dict.fromkeys(missing), 1):
-        if place % PARTITIONS_AT_A_TIME == 0:
-            await asyncio.sleep(0)
-        if not is_topic_name(name):
-            refusals[name] = ErrorCode.INVALID_TOPIC_EXCEPTION
-        elif len(wanted) < TOPICS_CREATED_MAX:
-            wanted.append(name)
-        else:
-            refusals[name] = ErrorCode.LEADER_NOT_AVAILABLE
-    await asyncio.gather(*(create(name) for name in wanted))
-    return refusals
+    await asyncio.gather(*map(create, list(tried)))
+    return tried
 
 
 def _answered(
@@ -174,11 +175,9 @@ def _answered(
 
 
 def _asked(
-    broker: BrokerContext,
-    asked: MetadataRequestTopic,
-    wanted: _Wanted,
-    refusals: dict[str, ErrorCode] | None = None,
+    broker: BrokerContext, asked: MetadataRequestTopic, wanted: _Wanted, tried: _Tried | None = None
 ) -> TopicSnapshot | MetadataResponseTopic:
+    """What is answered for a topic; `tried` where the missing ones may be created."""
     if asked.topic_id != NO_TOPIC_ID:
         name = broker.view.name_of(asked.topic_id)
         found = None if name is None else broker.view.topic(name)
@@ -191,10 +190,15 @@ def _asked(
     found = broker.view.topic(name)
     if found is not None:
         return found
-    error = (refusals or {}).get(name)
-    if error is ErrorCode.REQUEST_TIMED_OUT:
-        error = ErrorCode.LEADER_NOT_AVAILABLE
-    return MetadataResponseTopic(error_code=error or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
+    return MetadataResponseTopic(error_code=_missing_error(name, tried), name=name)
+
+
+def _missing_error(name: str, tried: _Tried | None) -> ErrorCode:
+    if tried is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if not is_topic_name(name):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    return tried.get(name, ErrorCode.LEADER_NOT_AVAILABLE)
 
 
 def _topic(topic: TopicSnapshot, wanted: _Wanted) -> MetadataResponseTopic:

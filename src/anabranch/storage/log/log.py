@@ -334,6 +334,11 @@ class LocalLog:
         """Whether a finished segment is not synced yet: a flush is due even without waiters."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
 
+    @property
+    def opens_file(self) -> bool:
+        """Whether an append has to open its file, or to make it."""
+        return not self._segments[-1].is_open
+
     def commit_then(self, done: Told) -> None:
         """Make all that was appended durable, and call `done` with the OSError that prevents it, or None."""
         assert self._commits is not None
