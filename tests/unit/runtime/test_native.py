@@ -137,12 +137,15 @@ class Copy:
 
 
 def test_code_is_made_once_used_without_numba_and_not_used_when_damaged(tmp_path: Path) -> None:
+    """In a package that cannot be written, which has its code in the user's cache."""
     copy = Copy(tmp_path)
+    (copy.package / "records" / "kernels" / "__pycache__").write_text("in the way, for root may write to any directory")
     assert copy.loaded() == "False []"
     copy.run("-m", "anabranch.runtime.native")
     assert copy.loaded() == "True []"
     paths = sorted(tmp_path.glob("**/*.code"))
     assert [path.name for path in paths] == [native.file_name(name) for name in ("examine", "scatter", "search")]
+    assert all(path.is_relative_to(copy.cache) for path in paths)
     for path in paths:
         content = bytearray(path.read_bytes())
         for damaged in (content[:-1], b"", bytes([content[0] ^ 1]) + content[1:]):
@@ -152,6 +155,11 @@ def test_code_is_made_once_used_without_numba_and_not_used_when_damaged(tmp_path
     source = copy.package / "records" / "examination.py"
     source.write_text(source.read_text() + "# changed")
     assert copy.loaded() == "False []", "code of other sources"
+
+
+def test_a_package_that_can_be_written_has_its_code_beside_its_kernels(compiled: native.Native) -> None:
+    beside = Path(anabranch.__file__).parent / "records" / "kernels" / "__pycache__"
+    assert all(list(beside.glob(f"*/{native.file_name(name)}")) for name in ("examine", "scatter", "search"))
 
 
 def test_of_processes_that_build_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +178,3 @@ def test_of_processes_that_build_at_once_one_builds(tmp_path: Path, monkeypatch:
     assert len(built) == 1 and found[1:] == found[:-1]
     found[0][1].write_bytes(b"damaged")
     assert native.build() == found[0] and len(built) == 2, "what is damaged is built again"
-
-
-def test_a_package_that_cannot_be_written_has_its_code_in_the_users_cache(tmp_path: Path) -> None:
-    copy = Copy(tmp_path)
-    (copy.package / "records" / "kernels" / "__pycache__").write_text("in the way, for root may write to any directory")
-    copy.run("-m", "anabranch.runtime.native")
-    assert copy.loaded() == "True []"
-    assert all(path.is_relative_to(copy.cache) for path in tmp_path.glob("**/*.code"))

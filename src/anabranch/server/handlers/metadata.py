@@ -68,11 +68,11 @@ def handle_metadata(
     if len(request.topics) >= PARTITIONS_AT_A_TIME:
         return _asked_in_steps(broker, request.topics, wanted, create=_creates(broker, request, call))
     asked = _each_once(request.topics)
-    if _creates(broker, request, call):
-        missing = _missing(broker, asked)
-        if missing:
-            return _create_and_answer(broker, asked, missing, wanted)
-    return _answered(broker, [_asked(broker, topic, wanted) for topic in asked], wanted)
+    creates = _creates(broker, request, call)
+    if creates and (missing := _missing(broker, asked)):
+        return _create_and_answer(broker, asked, missing, wanted)
+    tried: _Tried | None = {} if creates else None
+    return _answered(broker, [_asked(broker, topic, wanted, tried) for topic in asked], wanted)
 
 
 def _each_once(topics: Iterable[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
@@ -175,7 +175,7 @@ def _answered(
 
 
 def _asked(
-    broker: BrokerContext, asked: MetadataRequestTopic, wanted: _Wanted, tried: _Tried | None = None
+    broker: BrokerContext, asked: MetadataRequestTopic, wanted: _Wanted, tried: _Tried | None
 ) -> TopicSnapshot | MetadataResponseTopic:
     """What is answered for a topic; `tried` where the missing ones may be created."""
     if asked.topic_id != NO_TOPIC_ID:

@@ -64,9 +64,7 @@ class LocalLog:
         self.directory = directory
         self._name = directory.name
         self._config = config
-        self.log_start = 0
-        self.end = 0
-        self.flushed = 0
+        self.log_start = self.end = self.flushed = 0
         self._seen = 0  # The end of unsynced records that readers may have seen, from before the log synced first.
         self.epochs = LeaderEpochs()
         self._observer: LogObserver = Unobserved()
@@ -114,7 +112,6 @@ class LocalLog:
         return log
 
     def _load(self, start_offset: int, visit: Callable[[BatchHeader], None], *, power_lost: bool) -> None:
-        self._segments = Segments()
         try:
             known = self._points.known(self._name)
         except CheckpointError as error:
@@ -146,8 +143,7 @@ class LocalLog:
         self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]
         self.epochs.truncate_from(self.end + 1)
         if loaded:
-            # The newest epoch was begun, whatever became of its records.
-            self.epochs.start(loaded[-1][0], self.end)
+            self.epochs.start(loaded[-1][0], self.end)  # It was begun, whatever became of its records.
         self.epochs.truncate_before(self.log_start)
         self.flushed = self.end
         self._snapshots.forget_above(self.end)
