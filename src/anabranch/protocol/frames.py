@@ -8,6 +8,7 @@ an `UnsupportedVersionError` with the header to answer. Streams are split into f
 from __future__ import annotations
 
 from struct import Struct
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
@@ -90,6 +91,22 @@ def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[R
 
 _served: dict[tuple[int, int], tuple[type[Any], int, bool]] = {}
 """The requests that were read once: message, the most elements, whether their header has tags."""
+
+
+def decode_request_into(requests: list[Any], frame: Blob) -> RequestHeader:
+    """Read a large request into a list, in a thread; its header. Also where it is refused all else is freed there.
+
+    The error would hold the message, in the frames that it has come through.
+    """
+    try:
+        header, message = decode_request(frame)
+    except Exception as error:
+        clear_frames(error.__traceback__)
+        if error.__context__ is not None:
+            clear_frames(error.__context__.__traceback__)
+        raise
+    requests.append(message)
+    return header
 
 
 def _serve(header: RequestHeader) -> tuple[type[Any], int, bool]:

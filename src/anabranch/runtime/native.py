@@ -77,6 +77,7 @@ VARIANTS = {
             "+sse4.2,+crc32,+bmi,+bmi2,+avx2,+avx512f,+avx512bw,+avx512vl,+pclmul,+vpclmulqdq",
         ),
         Variant("-crc", frozenset(("sse4_2", "pclmulqdq")), "+sse4.2,+crc32,+pclmul"),
+        Variant("-steps", frozenset(("sse4_2",)), "+sse4.2,+crc32"),
     ),
     "aarch64": (Variant("-crc", frozenset(("crc32",)), "+crc"),),
 }
@@ -158,10 +159,11 @@ def _kept(directory: Path) -> list[Path] | None:
 def _built(directory: Path) -> list[Path]:
     from anabranch.records.kernels.ahead import machine_code
     from anabranch.records.kernels.examine import examine
-    from anabranch.records.kernels.scatter import CHECKSUMS, FOLDS, scatter
+    from anabranch.records.kernels.scatter import CHECKSUMS, FOLDS, JOINS, scatter
     from anabranch.records.kernels.search import search
 
-    if (variant() is not _PLAIN) > CHECKSUMS or (variant().suffix == "-fold") != FOLDS:
+    found = variant()
+    if (found is not _PLAIN, found.suffix == "-fold", "pclmulqdq" in found.flags) != (CHECKSUMS, FOLDS, JOINS):
         raise OSError("kernels are not compiled for this processor, which has other instructions for checksums")
     codes = {
         "examine": machine_code(examine),

@@ -149,9 +149,8 @@ class PartitionLog(Protocol):
     def flush_due(self) -> bool:
         """Whether it is time for a `commit` although no request waits for one."""
 
-    @property
-    def opens_file(self) -> bool:
-        """Whether an append has to open its file, or to make it, which takes as long as ten appends."""
+    def opens_file(self, size: int, now_ms: int) -> bool:
+        """Whether an append of so many bytes has to open its file, or to make it: that takes as long as ten appends."""
 
     def observe(self, observer: LogObserver) -> None:
         """Set the observer of the log's changes; a log has one."""

@@ -178,3 +178,25 @@ def test_of_processes_that_build_at_once_one_builds(tmp_path: Path, monkeypatch:
     assert len(built) == 1 and found[1:] == found[:-1]
     found[0][1].write_bytes(b"damaged")
     assert native.build() == found[0] and len(built) == 2, "what is damaged is built again"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="others have fewer variants")
+def test_code_is_made_for_a_processor_that_takes_checksums_and_does_not_multiply_without_carries(
+    tmp_path: Path,
+) -> None:
+    """As virtual machines of the level x86-64-v2 have it."""
+    code = """
+import sys
+from pathlib import Path
+from llvmlite import binding
+from anabranch.runtime import native
+features = binding.get_host_cpu_features()
+features |= {"pclmul": False, "vpclmulqdq": False}
+binding.get_host_cpu_features = lambda: features
+native._CPU_INFO = Path(sys.argv[1], "cpuinfo")
+native._CPU_INFO.write_text("sse4_2 bmi1 bmi2 avx2")
+print([path.name for path in native._built(Path(sys.argv[1]))])
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert "scatter-x86_64-steps.code" in done.stdout

@@ -17,7 +17,15 @@ from __future__ import annotations
 from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.kernels.compiled import inlined, kernel
-from anabranch.records.kernels.crc32c import CHECKS_CRC, CRC_FROM, FOLDS_CRC, LATE_AT, LATE_SIZE_MIN, take_crc_and
+from anabranch.records.kernels.crc32c import (
+    CHECKS_CRC,
+    CRC_FROM,
+    FOLDS_CRC,
+    JOINS_CRC,
+    LATE_AT,
+    LATE_SIZE_MIN,
+    take_crc_and,
+)
 from anabranch.records.kernels.hashing import mixed, murmur2
 from anabranch.records.kernels.memory import (
     MASK_32,
@@ -42,7 +50,7 @@ from anabranch.records.kernels.memory import (
     u32,
 )
 
-CHECKSUMS, FOLDS = CHECKS_CRC, FOLDS_CRC
+CHECKSUMS, FOLDS, JOINS = CHECKS_CRC, FOLDS_CRC, JOINS_CRC
 
 # The only argument is the address of numbers of 64 bits. First the question: where the batches are; where the records
 # of the first one are, 0 for in their place; the topic's first partition count and the interval of keyless records;

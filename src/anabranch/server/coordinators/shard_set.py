@@ -158,7 +158,10 @@ class ShardSet(Generic[MachineT, RecordT]):
         await asyncio.wait([creating])
         if creating.cancelled():
             raise ApiError(ShardState.UNLOADED.value, MESSAGES[ShardState.UNLOADED])
-        creating.result()
+        try:
+            creating.result()
+        finally:
+            del creating  # Or what it failed with holds this frame, and the frame holds it.
 
     async def _create(self) -> None:
         if not self.exists:

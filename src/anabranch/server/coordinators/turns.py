@@ -107,6 +107,8 @@ async def _reply(turn: asyncio.Future[Any]) -> Any:
         if not turn.cancelled() and turn.exception() is None and isinstance(reply := turn.result(), asyncio.Future):
             reply.cancel()
         raise
+    finally:
+        del turn  # Or what it failed with holds this frame, and the frame holds it.
     return await reply if isinstance(reply, asyncio.Future) else reply
 
 

@@ -79,6 +79,10 @@ def _each_once(topics: Iterable[MetadataRequestTopic]) -> list[MetadataRequestTo
     return list({_identity(topic): topic for topic in topics}.values())
 
 
+def _put_each_once(topics: Iterable[MetadataRequestTopic], found: list[MetadataRequestTopic]) -> None:
+    found += _each_once(topics)
+
+
 def _identity(topic: MetadataRequestTopic) -> str | UUID | None:
     """Which topic a request names: where it has an id, its name says nothing."""
     return topic.name if topic.topic_id == NO_TOPIC_ID else topic.topic_id
@@ -99,9 +103,11 @@ async def _asked_in_steps(
 ) -> Answer:
     """Describe so many topics that other work must have its turn meanwhile.
 
-    What has an entry for each of them is made and freed in a thread: that takes several milliseconds.
+    What has an entry for each of them is made and freed in a thread, also where the client hangs up: that takes
+    several milliseconds.
     """
-    asked = await asyncio.get_running_loop().run_in_executor(None, _each_once, topics)
+    asked: list[MetadataRequestTopic] = []
+    await asyncio.get_running_loop().run_in_executor(None, _put_each_once, topics, asked)
     tried: _Tried | None = None
     if create:
         missing: list[str] = []
@@ -190,11 +196,11 @@ def _asked(
     found = broker.view.topic(name)
     if found is not None:
         return found
-    return MetadataResponseTopic(error_code=_missing_error(name, tried), name=name)
+    return MetadataResponseTopic(error_code=_missing_error(broker, name, tried), name=name)
 
 
-def _missing_error(name: str, tried: _Tried | None) -> ErrorCode:
-    if tried is None:
+def _missing_error(broker: BrokerContext, name: str, tried: _Tried | None) -> ErrorCode:
+    if tried is None or broker.view.find(name) is not None:  # One that is being deleted is not made anew.
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if not is_topic_name(name):
         return ErrorCode.INVALID_TOPIC_EXCEPTION

@@ -38,7 +38,7 @@ ABORTABLE_SINCE = 11
 """The first version of Produce with the error TRANSACTION_ABORTABLE."""
 
 
-AT_A_TIME = 8
+AT_A_TIME = 4
 """Partitions that are appended to before other work has its turn: 2 to 5 ms where each has to open its files."""
 AT_ONCE = 30
 """Partitions of a request that is not taken apart, if at most AT_A_TIME of them have to open their files."""
@@ -68,13 +68,19 @@ def _is_long(broker: BrokerContext, topics: Sequence[TopicProduceData], call: Re
     named = len(topics) + sum(len(topic.partition_data) for topic in topics)
     if named <= AT_A_TIME or named > AT_ONCE:
         return named > AT_ONCE
-    opened = 0
+    opened, now_ms = 0, broker.replicas.time.now_ms()
     for topic in topics:
         name = _name_of(broker, topic, call) or ""
-        for data in topic.partition_data:
-            partition = broker.replicas.get(name, data.index)
-            opened += partition is not None and partition.offline_reason is None and partition.log.opens_file
+        opened += sum(_opens_file(broker.replicas.get(name, data.index), data, now_ms) for data in topic.partition_data)
     return opened > AT_A_TIME
+
+
+def _opens_file(partition: Partition | None, data: PartitionProduceData, now_ms: int) -> bool:
+    """Whether a file may have to be opened, or made: that of another partition where this one takes no records."""
+    if partition is None or partition.leadership is None or partition.leadership.retiring:
+        return True
+    size = 0 if data.records is None else len(data.records)
+    return partition.offline_reason is None and partition.log.opens_file(size, now_ms)
 
 
 async def _append_in_steps(

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from traceback import clear_frames
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
@@ -31,6 +32,7 @@ from anabranch.protocol.frames import (
     RequestHeader,
     UnsupportedVersionError,
     decode_request,
+    decode_request_into,
     encode_response,
     request_key,
 )
@@ -79,6 +81,8 @@ their part back before they wait. One in the line of a coordinator waits for non
 GATHERED = READS - {1, 3, 10}
 """Requests whose answers may be long and have their turns; a fetch has memory of its own, and Metadata and
 FindCoordinator may wait for what they make: their long answers are made in the threads alone."""
+LONG_READS = READS - {1}
+"""Requests whose handlers may hold much when their client hangs up; a fetch frees what it holds itself."""
 GATHERED_FACTOR = 16
 """What an answer takes at most before it is encoded, in its bytes: 7 were measured of sizes of logs."""
 REFUSED = {
@@ -250,9 +254,7 @@ class Connection:
         async def decode() -> None:
             try:
                 await room
-                header, request = await to_the_end(self._service.codec, decode_request, kept)
-                requests.append(request)
-                del request
+                header = await to_the_end(self._service.codec, decode_request_into, requests, kept)
                 before = self._tasks.copy()
                 self._handle(header, requests[0], kept, began, release)
                 begun = self._tasks.keys() - before.keys()
@@ -400,7 +402,10 @@ class Connection:
                 place.parts = encode_response(message, header.api_key, header.api_version, header.correlation_id)
             else:
                 place.parts = ()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            if header.api_key in LONG_READS:
+                # The frames of its handler, which the error holds, hold what was found: that takes long to be freed.
+                self._loop.run_in_executor(None, clear_frames, error.__traceback__)
             if self._hung_up:
                 place.parts = _DROPPED
                 self._flush()

@@ -367,7 +367,7 @@ class Fetch:
             indexes = sorted(islice(changed, READS_AT_A_TIME))
             changed.difference_update(indexes)
             if changed:
-                loop.call_soon(timed(loop, "Fetch", read_again))
+                loop.call_soon(timed(loop, "Fetch", again[0]))
             for index in indexes:
                 before = self._reads[index]
                 self._budget.give_back(before.size)
@@ -377,9 +377,10 @@ class Fetch:
 
         def on_change(index: int) -> None:
             if not changed:
-                loop.call_soon(timed(loop, "Fetch", read_again))
+                loop.call_soon(timed(loop, "Fetch", again[0]))
             changed.add(index)
 
+        again = [read_again]
         watchers: list[tuple[Partition, Callable[[], None]]] = []
         timer = loop.call_later(wait_max_ms / 1000, end)
         self._fetches.waiting.add(done)
@@ -415,12 +416,14 @@ class Fetch:
                 memory.free(part)
             self._fetches.waiting.discard(done)
             timer.cancel()
+            _finish(done)  # `read_again`, which may be due, does nothing any more.
             while watchers:  # Freed in steps, too.
                 for _ in range(min(len(watchers), 5 * READS_AT_A_TIME)):
                     partition, watcher = watchers.pop()
                     partition.unwatch(watcher)
                 if watchers:
                     await asyncio.sleep(0)
+            again.clear()  # Or `read_again`, which calls itself again, holds itself, and all that was read.
 
     def answer(self) -> Iterator[PartitionRead | None]:
         """Give each read, once; None for those that have not changed since the last response of their session."""

@@ -33,10 +33,10 @@ from anabranch.records.compression import Compression, compress
 from anabranch.storage.log.batch_files import Aborted, KeyedRecord, Source, batches, records, source_of
 from anabranch.storage.log.evidence import Evidence, LogFiles, UnreadableLogError
 from anabranch.storage.log.index import NO_TIMESTAMP
-from anabranch.storage.log.log import RELATIVE_OFFSET_MAX, LocalLog
+from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to, load_marks
 from anabranch.storage.log.recovery import CLEANED_SUFFIX
-from anabranch.storage.log.segment import Segment
+from anabranch.storage.log.segment import RELATIVE_OFFSET_MAX, Segment
 
 PRODUCER_IDLE_MAX_MS = 24 * 3600 * 1000
 _WRITE_SIZE = 1 << 20

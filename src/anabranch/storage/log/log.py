@@ -43,7 +43,6 @@ __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
 logger = logging.getLogger("anabranch.storage.log")
 
-RELATIVE_OFFSET_MAX = (1 << 31) - 1
 RESUME_INTERVAL_MS = 1_000  # After a failed sync, time between attempts to go on.
 
 
@@ -256,12 +255,7 @@ class LocalLog:
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
         active = self._segments[-1]
-        if active.size == 0:
-            return active
-        began = active.first_append_ms
-        expired = began is not None and now_ms - began >= self._config.segment_ms
-        full = active.size + size > self._config.segment_bytes or end - active.base_offset > RELATIVE_OFFSET_MAX
-        return self._roll() if full or expired else active
+        return self._roll() if active.is_over(size, end, now_ms, self._config) else active
 
     def _roll(self) -> Segment:
         self._segments[-1].seal()
@@ -330,10 +324,10 @@ class LocalLog:
         """Whether a finished segment is not synced yet: a flush is due even without waiters."""
         return self._failure is None and self.flushed < self._segments[-1].base_offset
 
-    @property
-    def opens_file(self) -> bool:
-        """Whether an append has to open its file, or to make it."""
-        return not self._segments[-1].is_open
+    def opens_file(self, size: int, now_ms: int) -> bool:
+        """Whether an append of so many bytes has to open its file, or to make it."""
+        active = self._segments[-1]
+        return not active.is_open or active.is_over(size, self.end, now_ms, self._config)
 
     def commit_then(self, done: Told) -> None:
         """Make all that was appended durable, and call `done` with the OSError that prevents it, or None."""

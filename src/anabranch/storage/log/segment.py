@@ -22,6 +22,7 @@ from anabranch.records.batch import HEADER_SIZE, OFFSET_MAX, BatchHeader, parse_
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.net.channel import FileSlice
 from anabranch.storage.interface import FetchedSlice, Slice
+from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
 
 LOG_SUFFIX = ".log"
@@ -29,6 +30,7 @@ DELETED_SUFFIX = ".deleted"
 RECENT_MAX = 256
 _WALK_SIZE = 4096
 COPIED_SIZE_MAX = 16 << 20
+RELATIVE_OFFSET_MAX = (1 << 31) - 1
 """Bytes of a slice that is copied where there is no room for an open file."""
 
 
@@ -152,6 +154,15 @@ class Segment:
         self._indexed_to = 0
         self._recent_offsets = _NOTHING
         self._recent_positions = _NOTHING
+
+    def is_over(self, size: int, end: int, now_ms: int, config: LogConfig) -> bool:
+        """Whether an append of so many bytes, which leads to the offset `end`, begins a new segment."""
+        if self.size == 0:
+            return False
+        began = self.first_append_ms
+        if began is not None and now_ms - began >= config.segment_ms:
+            return True
+        return self.size + size > config.segment_bytes or end - self.base_offset > RELATIVE_OFFSET_MAX
 
     @property
     def path(self) -> Path:

@@ -189,7 +189,10 @@ class EmbeddedMetadataStore:
         change = self._begin(work, *arguments)
         loop = asyncio.get_running_loop()
         change.add_done_callback(timed(loop, "metadata", self._call_watches))
-        version, happened = await asyncio.shield(change)
+        try:
+            version, happened = await asyncio.shield(change)
+        finally:
+            del change  # Or what it failed with holds this frame, and the frame holds it.
         if len(happened) >= FREED_APART_MIN:
             loop.run_in_executor(None, happened.clear)
         return version

@@ -23,8 +23,8 @@ from anabranch.protocol.messages.produce import (
 )
 from anabranch.records.batch import TRANSACTIONAL
 from anabranch.records.compression import Compression
-from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, RequestContext
-from anabranch.server.handlers.produce import handle_produce
+from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext
+from anabranch.server.handlers.produce import AT_A_TIME, handle_produce
 from anabranch.server.partitions.checks import LOOP_US, PLAIN_RECORD_US, BatchChecks
 from tests.support.batches import make_batch, make_keyed_batch, make_sound_batch
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
@@ -299,3 +299,34 @@ def test_a_partition_that_comes_while_others_records_are_checked_is_given_its_ow
     (topic,) = broker.local.runner.run(end(handled)).responses
     assert [each.error_code for each in topic.partition_responses] == [OK, OK]
     assert [broker.local[number].log.end for number in range(2)] == [QUICK_RECORDS_MAX + 1] * 2
+
+
+def test_a_request_that_opens_many_files_is_handled_in_steps(broker: Broker) -> None:
+    count = AT_A_TIME + 1
+    broker.local.resize(count)
+
+    def is_apart(numbers: range) -> bool:
+        async def call() -> bool:
+            data = [PartitionProduceData(index=number, records=memoryview(batch())) for number in numbers]
+            topics = [TopicProduceData(name=TOPIC, partition_data=data)]
+            request = ProduceRequest(acks=1, timeout_ms=1, topic_data=topics)
+            found: Any = handle_produce(broker.context, request, CALL)
+            apart = isinstance(found, Apart)
+            if isinstance(found, Apart):
+                found = await found.handle(request)
+            found = await found if isinstance(found, Awaitable) else found
+            response = found.make() if isinstance(found, Large) else found
+            assert not any(it.error_code for it in response.responses[0].partition_responses)
+            return apart
+
+        return broker.local.runner.run(call())
+
+    everyone = range(count)
+    assert is_apart(everyone), "all files are made"
+    assert not is_apart(everyone)
+    broker.local.clock.ms += broker.local[0].settings.log.segment_ms
+    assert is_apart(everyone), "each begins a segment"
+    assert not is_apart(everyone)
+    broker.local.resize(2 * count)
+    broker.local.resize(count)
+    assert is_apart(range(count, 2 * count)), "others are appended to, of which nothing is known"

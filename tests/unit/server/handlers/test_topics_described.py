@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import cast
 from uuid import UUID
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller import terms, topics
 from anabranch.machines.controller.folding import HeldLayouts, decide_fold_layouts
@@ -20,7 +20,7 @@ from anabranch.protocol.messages.describe_topic_partitions import (
     TopicRequest,
 )
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from anabranch.server.context import ANONYMOUS, BrokerContext, RequestContext
+from anabranch.server.context import ANONYMOUS, PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.cluster import handle_describe_cluster
 from anabranch.server.handlers.describe_topic_partitions import handle_describe_topic_partitions
 from anabranch.server.handlers.metadata import handle_metadata
@@ -97,6 +97,39 @@ def test_a_topic_that_is_named_many_times_is_described_once() -> None:
     """A small request would else be answered with gigabytes."""
     asked = [MetadataRequestTopic(name="u"), MetadataRequestTopic(name="t")] * 1_000
     assert [it.name for it in metadata(two_topics(), MetadataRequest(topics=asked)).topics] == ["u", "t"]
+
+
+def test_missing_topics_are_told_from_those_that_cannot_be_made_however_many_are_asked_for() -> None:
+    cluster = two_topics()
+    cluster.submit(lambda state: topics.decide_delete_topic(state, topics.DeleteTopic("u")))
+    made: list[str] = []
+
+    async def create(command: topics.CreateTopic, timeout_ms: int) -> None:
+        made.append(command.name)
+        raise ApiError(ErrorCode.POLICY_VIOLATION)
+
+    broker = SimpleNamespace(
+        view=cluster.view,
+        cluster_id="a-cluster",
+        settings=SimpleNamespace(auto_create_topics_enable=True),
+        commands=SimpleNamespace(create_topic=create),
+        chance=SimpleNamespace(uuid=lambda: UUID(int=9)),
+    )
+
+    async def told(*names: str) -> dict[str | None, int]:
+        request = MetadataRequest(topics=[MetadataRequestTopic(name=name) for name in names])
+        answer = handle_metadata(cast(BrokerContext, broker), request, CALL)
+        found = answer if isinstance(answer, MetadataResponse | Large) else await answer
+        response = found.make() if isinstance(found, Large) else found
+        return {topic.name: topic.error_code for topic in response.topics}
+
+    bad = {"a/b": ErrorCode.INVALID_TOPIC_EXCEPTION, "u": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    many = ["t"] * PARTITIONS_AT_A_TIME
+    assert asyncio.run(told("a/b", "u")) == bad
+    assert asyncio.run(told("a/b", "u", *many)) == {**bad, "t": ErrorCode.NONE}
+    assert not made
+    assert asyncio.run(told("a/b", "u", "new")) == {**bad, "new": ErrorCode.POLICY_VIOLATION}
+    assert made == ["new"]
 
 
 def test_layouts_say_their_numbers_where_they_do_not_follow() -> None:

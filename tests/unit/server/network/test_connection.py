@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from anabranch.base.errors import DecodeError
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.protocol.frames import decode_request, encode_request
+from anabranch.protocol.frames import decode_request, decode_request_into, encode_request
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest
 from anabranch.runtime.metrics import Metrics
@@ -448,7 +450,8 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
         threads.append(threading.get_ident())
         return decode_request(frame, *most)
 
-    monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
+    for module in ("anabranch.protocol.frames", "anabranch.server.network.connection"):
+        monkeypatch.setattr(f"{module}.decode_request", decode)
 
     async def wait(number: int) -> HeartbeatResponse:
         await answered.wait()
@@ -497,7 +500,7 @@ def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest
         assert decoded.wait(10)
         return decode_request(frame, *most)
 
-    monkeypatch.setattr("anabranch.server.network.connection.decode_request", decode)
+    monkeypatch.setattr("anabranch.protocol.frames.decode_request", decode)
 
     async def story() -> None:
         client = Client(lambda broker, request, call: HeartbeatResponse())
@@ -591,3 +594,15 @@ def test_large_answers_keep_no_other_work_from_its_thread() -> None:
         await until(lambda: client.closed)
 
     run(story)
+
+
+@pytest.mark.parametrize("cut", [0, 3], ids=["too many topics", "cut off"])
+def test_the_error_of_a_large_request_holds_nothing_of_what_was_read(cut: int) -> None:
+    topics = [CreatableTopic(name=f"n{number}", num_partitions=1, replication_factor=1) for number in range(20_001)]
+    frame = b"".join(bytes(part) for part in encode_request(CreateTopicsRequest(topics=topics), 7, 1, None))[4:]
+    del topics
+    requests: list[Any] = []
+    with pytest.raises(DecodeError) as found:
+        decode_request_into(requests, memoryview(frame[: len(frame) - cut]))
+    left = sum(type(each) is CreatableTopic for each in gc.get_objects())
+    assert (requests, left) == ([], 0), found
