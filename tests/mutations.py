@@ -75,7 +75,7 @@ ORDER = (
                 "            if only_parents and held is not None and self._lowest(partition, held) < ends[index]:\n",
             ),
         ),
-        groups(387),
+        groups(517),
         f"{EDGE}::test_parents_without_records_hide_no_grandparents[ours]",
     ),
     Mutation(
@@ -147,7 +147,7 @@ ORDER = (
             ),
             Edit(GATEKEEPER, "class Gatekeeper:\n", "class Gatekeeper:\n    for_ever: set = set()\n"),
         ),
-        groups(104),
+        groups(277),
         f"{STOCK}::test_a_position_that_was_waited_for_in_vain_holds_later_gates_when_it_moves_again",
     ),
     Mutation(
@@ -159,7 +159,7 @@ ORDER = (
                 "        last = min(layout - 1, other.last + 1) if other.is_older else layout - 1\n",
             ),
         ),
-        groups(11),
+        groups(62),
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(
