@@ -39,7 +39,7 @@ ABORTABLE_SINCE = 11
 
 
 AT_A_TIME = 4
-"""Partitions that are appended to before other work has its turn: 2 to 5 ms where each has to open its files."""
+"""Partitions that are appended to before other work has its turn: 1 to 3 ms where each has to open its files."""
 AT_ONCE = 30
 """Partitions of a request that is not taken apart, if at most AT_A_TIME of them have to open their files."""
 PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
