@@ -206,7 +206,7 @@ def consume(scale: Scale) -> Iterator[Result]:
 
 def consume_ordered(scale: Scale) -> Iterator[Result]:
     """A member of a group with ordered delivery against one without, on a topic that is not resized."""
-    records = scale.choose(4_000_000, 20_000)
+    records = scale.choose(40_000_000, 20_000)
     with filled(records) as address:
         yield from compare(
             "client.consume_ordered",

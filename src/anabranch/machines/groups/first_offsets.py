@@ -9,6 +9,8 @@ it waited, and what its reset says is not known          ->  the log start, whic
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.image import TopicImage
@@ -26,12 +28,17 @@ class FirstOffsets:
         self._regexes = regexes
 
     def of(
-        self, group: ConsumerGroup, topic: TopicImage, number: int, waited_from: int | None, *, stands_late: bool
+        self,
+        group: ConsumerGroup,
+        topic: TopicImage,
+        number: int,
+        waited_from: int | None,
+        reads_from_end: Callable[[], bool],
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited_from`: the log end when the partition began to wait, None if it did not. `stands_late`: an owner without
-        a commit was found behind a log start of the topic.
+        `waited_from`: the log end when the partition began to wait, None if it did not. `reads_from_end` is the method,
+        asked once for many partitions.
         """
         log_start = topic.log_start(number)
         if not topic.was_resized:
@@ -42,12 +49,16 @@ class FirstOffsets:
             return None
         noted = self._starts.noted_end(group.group_id, topic, number)
         noted = waited_from if noted < 0 else noted
-        if self._reads_from_end(group.group_id, topic, stands_late=stands_late):
+        if reads_from_end():
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
         return None if log_start < topic.log_end(number) <= noted else log_start
 
-    def _reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
+    def reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
+        """Whether a group is known to read a topic from its end.
+
+        `stands_late`: an owner without a commit was found behind a log start of the topic.
+        """
         return self._starts.reads_from_end(
             group_id,
             topic.topic_id,

@@ -11,7 +11,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
+from functools import cache, reduce
 from typing import TypeVar
 from uuid import UUID
 
@@ -224,10 +224,11 @@ class Gatekeeper:
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[int], Stand]:
         standing, owner = gates.standing, self.owner(group, gates)
+        from_end = self._from_end(group, gates, topic)
 
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
-            raw = standing.raw(topic, number, None if was is None else was.offset, owner)
+            raw = standing.raw(topic, number, self.begun_at(group, gates, topic, number, was, from_end), owner)
             passed = standing.passed(topic, number, raw, owner)
             counted: int | Frontier = passed
             if was is not None and was.frontier is not None:
@@ -239,6 +240,32 @@ class Gatekeeper:
             return Stand(raw, standing.progress(topic, number, raw), passed, counted, was)
 
         return stand
+
+    def begun_at(
+        self,
+        group: Group,
+        gates: GroupGates,
+        topic: TopicImage,
+        number: int,
+        was: Position | None,
+        from_end: Callable[[], bool] | None = None,
+    ) -> int | None:
+        """The committed offset of a partition, or the one that is written when it is handed out; None without either.
+
+        Gates are decided by the offset that its next owner begins at, not by the log start, where that is another.
+        """
+        if was is not None:
+            return was.offset
+        waited = gates.waited.get((topic.topic_id, number))
+        if waited is None or not isinstance(group, ConsumerGroup) or (topic.topic_id, number) in group.holders:
+            return None
+        from_end = from_end or self._from_end(group, gates, topic)
+        return self._first_offsets.of(group, topic, number, waited[0], from_end)
+
+    def _from_end(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[], bool]:
+        """Whether a group is known to read a topic from its end, found out once."""
+        stands_late = topic.topic_id in gates.standing.from_end
+        return cache(lambda: self._first_offsets.reads_from_end(group.group_id, topic, stands_late=stands_late))
 
     def is_stalled(self, group: Group, gates: GroupGates, at: At, was: Position | None, raw: int) -> bool:
         """Whether gates that wait on a partition open by time."""
@@ -258,6 +285,7 @@ class Gatekeeper:
         if not topic.is_gated:
             return False
         made = self.evaluation(gates, topic)
+        self._doubt_beginning(group, gates, made, at[1])
         if at[1] in made.left:
             self.decide(group, gates, made, [at[1]], now_ms)
         if at[1] in made.closed:
@@ -268,6 +296,16 @@ class Gatekeeper:
             gates.unsure[at] = None
             gates.is_due = True
         return True
+
+    def _doubt_beginning(self, group: Group, gates: GroupGates, made: Evaluated, number: int) -> None:
+        """Have a partition decided anew that is not begun where its gates were decided: its wait or a reset say so."""
+        stand = made.stands.get(number)
+        if stand is None or stand.committed is not None:
+            return
+        was = self.offsets.current(group.group_id, made.topic.name, number)
+        begun_at = self.begun_at(group, gates, made.topic, number, was)
+        if begun_at is not None and begun_at != stand.raw:
+            made.doubt(number)
 
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
@@ -319,8 +357,8 @@ class Gatekeeper:
             layout = topic.lineage.layout_at(number, made.stands[number].position)
         position: Position | None = None
         if was is None:
-            waited_from, stands_late = None if waited is None else waited[0], at[0] in gates.standing.from_end
-            offset = self._first_offsets.of(group, topic, number, waited_from, stands_late=stands_late)
+            waited_from = None if waited is None else waited[0]
+            offset = self._first_offsets.of(group, topic, number, waited_from, self._from_end(group, gates, topic))
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         else:
@@ -339,11 +377,17 @@ class Gatekeeper:
     def _taken_away(
         self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, now_ms: int
     ) -> Iterator[CoordinatorRecord]:
-        """Write the position of a partition that is taken from an owner that has committed nothing in it."""
+        """Write the position of a partition that is taken from an owner that has committed nothing in it.
+
+        Not beyond the closed gate, where the owner's reset may have put it: who finds that committed takes it for open.
+        """
         made = gates.evaluated[topic.topic_id]
         gates.waited.setdefault((topic.topic_id, number), (topic.log_end(number), now_ms))
         if self.offsets.current(group_id, topic.name, number) is None:
-            position = Position(made.stands[number].position, committed_at_ms=now_ms, topic_id=topic.topic_id)
+            assert topic.lineage is not None
+            layout = topic.lineage.layout_at(number, made.stands[number].position)
+            offset = segment_start(topic, number, layout)
+            position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id)
             yield position_record(group_id, topic.name, number, position)
 
     def forget(self, group_id: str, member_id: str, *, but: Iterable[At] = ()) -> None:
@@ -524,7 +568,7 @@ class Gatekeeper:
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
-        raw = standing.raw(topic, number, None if was is None else was.offset, owner)
+        raw = standing.raw(topic, number, self.begun_at(group, gates, topic, number, was), owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)

@@ -293,7 +293,7 @@ def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> To
         return Told()
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
-    raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
+    raw = standing.raw(topic, at[1], keeper.begun_at(group, gates, topic, at[1], was), owner)
     position = standing.passed(topic, at[1], raw, owner)
     if not keeper.is_stalled(group, gates, at, was, raw):
         return Told(position)

@@ -225,6 +225,48 @@ def test_a_latest_group_formed_after_a_resize_gets_what_was_written_while_it_wai
     assert committed(world) == {1: 7}, "the log end when the group began"
 
 
+def begun_behind_a_closed_gate() -> tuple[Topic, Asking]:
+    """A group that reads from the end, whose owner of foo-0 began behind the gate of a shrink, and has left."""
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(topic.resize(3))
+    epoch = settle(world, "A", epoch)
+    world.submit(lambda machine: machine.reset_heard(FOO, {0: LATEST}, "client", "/host"))
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    epoch = settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1 foo-2" and committed(world) == {1: 0, 2: 0}
+    topic.ends = {0: 10, 1: 3, 2: 7}
+    world.set_topics(topic.resize(1))
+    topic.ends[0] = 14
+    world.leave("A")
+    epoch = settle(world, "B", world.join("B").member_epoch)
+    world.ask("B", epoch, reports=[(0, 14)])
+    world.join("C")
+    settle(world, "B", epoch)
+    assert "foo-0" in assigned(world, "B")
+    world.leave("B")
+    return topic, world
+
+
+def test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner() -> None:
+    """It was judged by its log start and begun at the log end: its next owner took the gate for one that was open."""
+    topic, world = begun_behind_a_closed_gate()
+    topic.ends[0] = 19
+    epoch = settle(world, "C", world.group.members["C"].epoch)
+    assert assigned(world, "C") == "foo-1 foo-2" and 0 not in committed(world)
+    world.commit("C", epoch, 1, 3)
+    epoch = settle(world, "C", epoch)
+    assert assigned(world, "C") == "foo-1 foo-2"
+    world.commit("C", epoch, 2, 7)
+    settle(world, "C", epoch)
+    assert assigned(world, "C") == "foo-0 foo-1 foo-2" and committed(world) == {0: 14, 1: 3, 2: 7}
+    world.check()
+
+
 def test_an_owner_that_has_asked_for_nothing_in_all_of_its_time_is_not_taken_for_one_that_reads_from_the_end() -> None:
     """A member that began slowly had its group lose what the partition that waited held before the group."""
     topic = Topic()
@@ -371,6 +413,33 @@ def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
     topic.ends[2] = 11
     settle(world, "A", epoch)
     assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 0, 2: 4}
+
+
+def test_a_partition_taken_away_from_an_owner_that_began_behind_its_closed_gate_waits_for_it() -> None:
+    """What was written lay behind the gate, which counted as open once: the partition came back at once."""
+    topic = Topic()
+    topic.ends = {0: 2}
+    topic.resize(2)
+    topic.ends = {0: 5, 1: 3}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.commit("A", epoch, 0, 5)
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 5}
+    world.leave("A")
+    world.set_topics(topic.resize(1))
+    topic.ends[0] = 8
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 14
+    epoch = settle(world, "B", world.join("B").member_epoch)
+    assert assigned(world, "B") == "foo-1"
+    world.ask("B", epoch, reports=[(1, 14)])
+    epoch = settle(world, "B", epoch)
+    assert assigned(world, "B") == "foo-0" and committed(world) == {0: 5, 1: 3}
+    world.commit("B", epoch, 0, 8)
+    settle(world, "B", epoch)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 8, 1: 3}
+    world.check()
 
 
 def commit_in_transaction(world: Asking, member: str, epoch: int, partition: int, offset: int) -> None:
