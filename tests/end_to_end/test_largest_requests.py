@@ -76,6 +76,7 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
         (Place(49, 1, ("entries",)), 1 << 30),
         (Place(50, 0, ("users",)), 1 << 30),
         (Place(51, 0, ("upsertions",)), 1 << 30),
+        (Place(68, 1, ("subscribed_topic_names",)), 1 << 30),
         (Place(68, 1, ("client_assignors",)), 150_000),
         (Place(10003, 0, ("members",)), 150_000),
     ],

@@ -47,7 +47,11 @@ def of_heartbeat(request: ConsumerGroupHeartbeatRequest) -> Callable[[Coordinato
         or request.client_assignors is not None
     )
 
+    named = len(request.subscribed_topic_names or ()) + len(request.topic_partitions or ())
+
     def weigh(machine: Coordinator) -> int:
+        if named > ON_LOOP_MAX:  # To weigh each of them takes long itself.
+            return named
         members = of_members(machine, request.group_id) if changes else 0
         return machine.weight_of_heartbeat(request) + members + len(request.topic_partitions or ())
 
