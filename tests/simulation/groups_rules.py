@@ -463,6 +463,8 @@ class Rules:
             frontier = self._frontier(group.group_id, topic, number)
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
+                if self._is_begun_late(group, topic, number):
+                    offset = max(offset, topic.log_end(number))
             positions[number] = self._next_record(topic, number, offset)
             may_hold = offset < topic.log_start(number) and (topic.topic_id, number) in group.holders
             if committed_only and may_hold:  # What was deleted, its owner may have fetched before.
@@ -474,10 +476,14 @@ class Rules:
             still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
-        own = {self._next_record(topic, partition, offset if topic_id == topic.topic_id else 0)}
+        begun_at = offset if topic_id == topic.topic_id else self._written(group.group_id, topic, partition)
+        own = {self._next_record(topic, partition, begun_at)}
         if committed_only:
-            own.add(max(offset if topic_id == topic.topic_id else 0, topic.log_start(partition)))
-        for layout in {lineage.layout_at(partition, position) for position in own}:
+            own.add(max(begun_at, topic.log_start(partition)))
+        layouts = {lineage.layout_at(partition, position) for position in own}
+        if committed_only and self._is_begun_late(group, topic, partition):
+            layouts.update(range(min(layouts), lineage.current + 1))
+        for layout in layouts:
             was_open = topic_id == topic.topic_id and (
                 offset > max(lineage.start(partition, layout), topic.log_start(partition))
                 or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
@@ -485,6 +491,27 @@ class Rules:
             if not was_open and not lineage.may_deliver(partition, layout, counted):
                 return False
         return True
+
+    def _is_begun_late(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
+        """Whether a partition is passed over up to an offset that its next owner is told: nobody has begun it.
+
+        So it is in a group that reads from the end, where the partition existed before the group.
+        """
+        known = self.world.topic_of(topic.topic_id)
+        topic_id, _ = self.positions.committed.get((group.group_id, topic.name, number), (None, 0))
+        return (
+            group.group_id in self.world.latest
+            and known is not None
+            and topic_id != topic.topic_id
+            and (group.group_id, topic.topic_id, number) not in self._held
+            and number in self.positions.begun.get((group.group_id, known.life), ())
+        )
+
+    def _written(self, group_id: str, topic: TopicImage, number: int) -> int:
+        """The position of a partition that was written with this decision; 0 without one."""
+        machine = self.world.broker_of(group_id).machine
+        position = None if machine is None else machine.positions.get(group_id, topic.name, number)
+        return position.offset if position is not None and position.topic_id == topic.topic_id else 0
 
     def _frontier(self, group_id: str, topic: TopicImage, number: int) -> Frontier | None:
         """Where a group is by key, in a partition that members share or have shared."""
