@@ -34,6 +34,7 @@ TIMEOUT_S = 900
 EDGE = "tests/end_to_end/test_order_at_the_edge.py"
 BETWEEN = "tests/end_to_end/test_gates_between_members.py"
 COMPACTED = "tests/end_to_end/test_compacted_topics.py"
+LATEST = "tests/end_to_end/test_latest_groups.py"
 STOCK = "tests/end_to_end/test_stock_groups.py"
 STORIES = "tests/simulation/test_groups_stories.py::test_a_story_of_a_group_that_reads_in_order_ends_well"
 SEEDS = 200
@@ -89,6 +90,18 @@ ORDER = (
         ),
         groups(132),
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
+    ),
+    Mutation(
+        "a partition that waited is judged by its log start, wherever its next owner begins",
+        (
+            Edit(
+                GATEKEEPER,
+                "return self._first_offsets.of(group, topic, number, waited[0], from_end)",
+                "return None and self._first_offsets.of(group, topic, number, waited[0], from_end)",
+            ),
+        ),
+        groups(1_211_270),
+        f"{LATEST}::test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner",
     ),
     Mutation(
         "the partition count is not checked",

@@ -102,6 +102,60 @@ def test_records_deleted_from_a_partition_that_waits_take_no_others_with_them(tm
         asyncio.run(scenario(broker.address))
 
 
+def test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner(tmp_path: Path) -> None:
+    """The coordinator wrote where the next owner begins, behind the gate, and the gate counted as open once."""
+
+    async def scenario(address: str) -> None:
+        async with Admin(address) as admin, Producer(address) as producer, asyncio.timeout(60):
+
+            async def send(name: str, count: int = 30) -> None:
+                for number in range(count):
+                    await producer.send("t", f"{name}-{number}", key=f"k{number}")
+                await producer.flush()
+
+            def member(topic: str = "t") -> Consumer:
+                consumer = Consumer(address, group_id="g", auto_offset_reset="latest", enable_auto_commit=False)
+                consumer.subscribe(topic)
+                return consumer
+
+            async def begun(consumer: Consumer, partitions: int) -> None:
+                while len(consumer._fetcher.positions()) < partitions:
+                    await consumer.poll(0.1)
+
+            await admin.create_topics(["t", "other"], partitions=1)
+            await send("history")
+            async with member("other") as keeper:  # The coordinator knows its group all the time.
+                await begun(keeper, 1)
+                async with member() as first:
+                    await begun(first, 1)
+                    await send("read, not committed", 5)
+                    read = 0
+                    while read < 5:
+                        read += len(await first.poll(0.2))
+                    await admin.resize("t", 3)
+                    await send("wide")
+                    await admin.resize("t", 1)
+                    await send("narrow")
+                async with member() as second:
+                    await begun(second, 3)
+                    for _ in range(10):
+                        await second.poll(0.1)
+                await send("later")
+                async with member() as third:
+                    read_from: list[int] = []
+                    for _ in range(30):
+                        read_from += [record.partition for record in await third.poll(0.1)]
+                    assert set(read_from) == {1, 2}, "what is left in these is not committed"
+                    await third.commit()
+                    got: list[bytes | None] = []
+                    while len(got) < 30:
+                        got += [record.value for record in await third.poll(0.2)]
+                    assert got == [f"later-{number}".encode() for number in range(30)]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))
+
+
 @pytest.mark.parametrize("wider", ["wide-a wide-b", "wide-.*"])
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_topic_that_a_member_subscribes_to_later_is_read_from_its_end(
