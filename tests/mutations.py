@@ -95,9 +95,9 @@ ORDER = (
         "a partition that waited is judged by its log start, wherever its next owner begins",
         (
             Edit(
-                GATEKEEPER,
-                "return self._first_offsets.of(group, topic, number, waited[0], from_end)",
-                "return None and self._first_offsets.of(group, topic, number, waited[0], from_end)",
+                "machines/groups/first_offsets.py",
+                "return self.of(group, topic, number, waited[0], from_end",
+                "return None and self.of(group, topic, number, waited[0], from_end",
             ),
         ),
         groups(1_211_270),

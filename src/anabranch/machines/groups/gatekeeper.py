@@ -11,7 +11,6 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, reduce
 from typing import TypeVar
 from uuid import UUID
 
@@ -22,7 +21,7 @@ from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates, held_of
+from anabranch.machines.groups.group_gates import GroupGates, changes, has_free_keys, held_of, is_ours
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
@@ -30,7 +29,6 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import OPEN_END, At, Standing
 from anabranch.machines.groups.starts import Starts
-from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
@@ -56,7 +54,7 @@ class Gatekeeper:
         self.offsets = offsets
         self.starts = starts
         self._regexes = regexes
-        self._first_offsets = FirstOffsets(offsets, starts, regexes)
+        self.first_offsets = FirstOffsets(offsets, starts, regexes)
         self._of: dict[str, GroupGates] = {}
         self._moved_by_marker: dict[str, None] = {}
         """Groups with offsets that a transaction has committed, and that are not looked at yet."""
@@ -224,11 +222,11 @@ class Gatekeeper:
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[int], Stand]:
         standing, owner = gates.standing, self.owner(group, gates)
-        from_end = self._from_end(group, gates, topic)
+        first_offsets, from_end = self.first_offsets, self.first_offsets.from_end(group, gates, topic)
 
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
-            raw = standing.raw(topic, number, self.begun_at(group, gates, topic, number, was, from_end), owner)
+            raw = standing.raw(topic, number, first_offsets.begun_at(group, gates, topic, number, was, from_end), owner)
             passed = standing.passed(topic, number, raw, owner)
             counted: int | Frontier = passed
             if was is not None and was.frontier is not None:
@@ -240,32 +238,6 @@ class Gatekeeper:
             return Stand(raw, standing.progress(topic, number, raw), passed, counted, was)
 
         return stand
-
-    def begun_at(
-        self,
-        group: Group,
-        gates: GroupGates,
-        topic: TopicImage,
-        number: int,
-        was: Position | None,
-        from_end: Callable[[], bool] | None = None,
-    ) -> int | None:
-        """The committed offset of a partition, or the one that is written when it is handed out; None without either.
-
-        Gates are decided by the offset that its next owner begins at, not by the log start, where that is another.
-        """
-        if was is not None:
-            return was.offset
-        waited = gates.waited.get((topic.topic_id, number))
-        if waited is None or not isinstance(group, ConsumerGroup) or (topic.topic_id, number) in group.holders:
-            return None
-        from_end = from_end or self._from_end(group, gates, topic)
-        return self._first_offsets.of(group, topic, number, waited[0], from_end)
-
-    def _from_end(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[], bool]:
-        """Whether a group is known to read a topic from its end, found out once."""
-        stands_late = topic.topic_id in gates.standing.from_end
-        return cache(lambda: self._first_offsets.reads_from_end(group.group_id, topic, stands_late=stands_late))
 
     def is_stalled(self, group: Group, gates: GroupGates, at: At, was: Position | None, raw: int) -> bool:
         """Whether gates that wait on a partition open by time."""
@@ -300,12 +272,11 @@ class Gatekeeper:
     def _doubt_beginning(self, group: Group, gates: GroupGates, made: Evaluated, number: int) -> None:
         """Have a partition decided anew that is not begun where its gates were decided: its wait or a reset say so."""
         stand = made.stands.get(number)
-        if stand is None or stand.committed is not None:
-            return
-        was = self.offsets.current(group.group_id, made.topic.name, number)
-        begun_at = self.begun_at(group, gates, made.topic, number, was)
-        if begun_at is not None and begun_at != stand.raw:
-            made.doubt(number)
+        if stand is not None and stand.committed is None:
+            was = self.offsets.current(group.group_id, made.topic.name, number)
+            begun_at = self.first_offsets.begun_at(group, gates, made.topic, number, was)
+            if begun_at is not None and begun_at != stand.raw:
+                made.doubt(number)
 
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
@@ -358,7 +329,8 @@ class Gatekeeper:
         position: Position | None = None
         if was is None:
             waited_from = None if waited is None else waited[0]
-            offset = self._first_offsets.of(group, topic, number, waited_from, self._from_end(group, gates, topic))
+            from_end = self.first_offsets.from_end(group, gates, topic)
+            offset = self.first_offsets.of(group, topic, number, waited_from, from_end)
             if offset is not None:
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         else:
@@ -568,7 +540,7 @@ class Gatekeeper:
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
-        raw = standing.raw(topic, number, self.begun_at(group, gates, topic, number, was), owner)
+        raw = standing.raw(topic, number, self.first_offsets.begun_at(group, gates, topic, number, was), owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)
@@ -625,19 +597,3 @@ class Gatekeeper:
         gates.asked[at] = position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = position
-
-
-def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:
-    """Whether a member of a classic group is one of ours: it says where it stands, and nothing is guessed of it."""
-    return isinstance(group, ClassicGroup) and gates.questions.has_asked(member_id)
-
-
-def has_free_keys(group: Group, at: At) -> bool:
-    """Whether some members hold a part of a partition, and nobody the rest of it."""
-    sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
-    return sharers is not None and reduce(union, sharers.values()) != WHOLE
-
-
-def changes(group: Group) -> object:
-    """A value that changes whenever the members' assignments do."""
-    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state, group.renames)
