@@ -76,6 +76,8 @@ def test_a_check_whose_client_hung_up_changes_nothing_of_others(tmp_path: Path) 
         for position, header in headers(found):
             check(found, position, header)
             bodies.append(bytes(found[position + 61 : position + header.size]))
-        # A request that was checked before its client hung up is appended, all of it.
-        assert set(bodies) <= {bytes(it[61:]) for it in (records, space, slow)}
-        assert bodies.count(bytes(records[61:])) == TRIES
+        honest_body, hostile = bytes(records[61:]), [bytes(it[61:]) for it in (space, *[slow] * 3, space, space)]
+        assert bodies.count(honest_body) == TRIES
+        others = [body for body in bodies if body != honest_body]
+        # A request whose check is over before its client hangs up is appended, all of it: a fast machine takes 0.55 s.
+        assert others == hostile * (len(others) // len(hostile))
