@@ -144,6 +144,27 @@ def test_a_table_is_there_again_after_a_restart_and_what_was_not_committed_is_no
     asyncio.run(run())
 
 
+def test_entries_outlive_two_growths_at_once(address: str, topic: str) -> None:
+    """The second of two narrowings threw away what the first one had left: entries of keys that had not moved."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+            await send(address, topic, *KEYS)
+            async with made(address, topic, topic) as (consumer, table):
+                await count_some(consumer, table, len(KEYS))
+                await table.flush()
+                await admin.resize(topic, 4)
+                await admin.resize(topic, 6)
+                await send(address, topic, *KEYS)
+                await count_some(consumer, table, len(KEYS))
+                assert dict(table.items()) == dict.fromkeys(KEYS, b"2")
+                await table.flush()
+            assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"2")
+
+    asyncio.run(run())
+
+
 def test_offsets_are_not_committed_without_the_changes_before_them(address: str, topic: str) -> None:
     async def run() -> None:
         async with Admin(address) as admin:

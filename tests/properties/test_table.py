@@ -7,7 +7,7 @@ that have lost the partition. At any moment a member finds exactly the count of 
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from anabranch.base.ids import TopicPartition
@@ -140,7 +140,14 @@ STEPS = st.lists(
 )
 
 
+TWO_GROWTHS = [
+    ("send", b"k0", 0), ("resize", 4, 0), ("resize", 6, 0), ("send", b"k22", 0), ("resize", 2, 0), ("send", b"k0", 0),
+]  # fmt: skip
+"""A partition that passes two growths at once: what the first narrowing had left was dropped by the second."""
+
+
 @given(STEPS)
+@example(TWO_GROWTHS)
 @settings(max_examples=300, deadline=None)
 def test_each_member_finds_the_count_of_exactly_the_records_before(steps: list[tuple[str, int | bytes, int]]) -> None:
     world = World()

@@ -162,10 +162,12 @@ class Table:
                 self._drop(piece)  # Its load is of no use; what is left of it is asked for again.
                 return
             piece.interval = kept
-            if piece.behind:
-                self._garbage.append(piece.behind)
-            piece.behind, piece.values = piece.values, {}
-            self._behind.append(piece)
+            if piece.behind:  # What is left of a narrowing before has not been looked through yet.
+                piece.behind |= piece.values
+            else:
+                piece.behind = piece.values
+                self._behind.append(piece)
+            piece.values = {}
 
     def _cut_out(self, piece: Piece, keys: Interval) -> None:
         """Drop some keys of a piece; what lies above them becomes a piece of its own."""
