@@ -92,14 +92,8 @@ ORDER = (
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
     ),
     Mutation(
-        "a partition that waited is judged by its log start, wherever its next owner begins",
-        (
-            Edit(
-                "machines/groups/first_offsets.py",
-                "return self.of(group, topic, number, waited[0], from_end",
-                "return None and self.of(group, topic, number, waited[0], from_end",
-            ),
-        ),
+        "where the next owner of a partition begins is written behind a closed gate",
+        (Edit(GATEKEEPER, "offset = min(offset, ahead)\n", "offset = max(offset, 0)\n"),),
         groups(1_211_270),
         f"{LATEST}::test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner",
     ),

@@ -48,7 +48,11 @@ TABLES = (
     _seen(
         "what is left of a narrowing is dropped by the next one",
         f"{BY_RULE}::test_entries_outlive_two_growths_at_once",
-        Edit(TABLE, "                piece.behind |= piece.values\n", "                piece.behind = piece.values\n"),
+        Edit(
+            TABLE,
+            "            more.update(fewer)\n            piece.behind, piece.values = more, {}\n",
+            "            piece.behind, piece.values = piece.values, {}\n",
+        ),
     ),
     _seen(
         "keys outside of the intervals of a member are kept",

@@ -130,6 +130,11 @@ def test_shares_of_several_segments_carry_the_same_load(
 parts = st.lists(st.one_of(st.just(0.0), st.floats(0, 1e12)), max_size=64)
 
 
+def test_a_load_of_less_than_a_share_in_weight_is_cut_all_the_same() -> None:
+    """Loads decay, and one of a trillionth of the largest weighed less than there were readers left for it."""
+    assert len(cuts_by_load(interval(0, 1, 1), [0.0, 0.0, 504760548509.0, 0.0, 1.751239946490282e-06], 5)) == 5
+
+
 @settings(max_examples=300, deadline=None)
 @given(initials, growths, parts, st.integers(1, 64), st.data())
 def test_shares_by_load_carry_the_same_load_and_none_is_empty(

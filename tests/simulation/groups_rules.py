@@ -437,6 +437,7 @@ class Rules:
                 topic = machine.image.by_id.get(topic_id)
                 assert topic is not None and topic.has(number), (known, member)
                 assert self._may_deliver(group, topic, number), ("a gate is closed", known, member, topic)
+                assert not self._opens(group, topic, number), ("its position is behind a closed gate", known, topic)
                 self.counts["gated"] += topic.lineage is not None and topic.lineage.current > 0
 
     def _may_deliver(
@@ -463,8 +464,6 @@ class Rules:
             frontier = self._frontier(group.group_id, topic, number)
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
-                if self._is_begun_late(group, topic, number):
-                    offset = max(offset, topic.log_end(number))
             positions[number] = self._next_record(topic, number, offset)
             may_hold = offset < topic.log_start(number) and (topic.topic_id, number) in group.holders
             if committed_only and may_hold:  # What was deleted, its owner may have fetched before.
@@ -476,14 +475,10 @@ class Rules:
             still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
-        begun_at = offset if topic_id == topic.topic_id else self._written(group.group_id, topic, partition)
-        own = {self._next_record(topic, partition, begun_at)}
+        own = {self._next_record(topic, partition, offset if topic_id == topic.topic_id else 0)}
         if committed_only:
-            own.add(max(begun_at, topic.log_start(partition)))
-        layouts = {lineage.layout_at(partition, position) for position in own}
-        if committed_only and self._is_begun_late(group, topic, partition):
-            layouts.update(range(min(layouts), lineage.current + 1))
-        for layout in layouts:
+            own.add(max(offset if topic_id == topic.topic_id else 0, topic.log_start(partition)))
+        for layout in {lineage.layout_at(partition, position) for position in own}:
             was_open = topic_id == topic.topic_id and (
                 offset > max(lineage.start(partition, layout), topic.log_start(partition))
                 or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
@@ -492,26 +487,37 @@ class Rules:
                 return False
         return True
 
-    def _is_begun_late(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
-        """Whether a partition is passed over up to an offset that its next owner is told: nobody has begun it.
+    def _opens(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
+        """Whether a position that is written with a hand-out opens a gate for good: it lies behind its first record.
 
-        So it is in a group that reads from the end, where the partition existed before the group.
+        Nobody has committed it, so that nothing shows that the gate was ever open.
         """
-        known = self.world.topic_of(topic.topic_id)
+        machine, lineage = self.world.broker_of(group.group_id).machine, topic.lineage
+        assert machine is not None
+        position = machine.positions.get(group.group_id, topic.name, number)
         topic_id, _ = self.positions.committed.get((group.group_id, topic.name, number), (None, 0))
-        return (
-            group.group_id in self.world.latest
-            and known is not None
-            and topic_id != topic.topic_id
-            and (group.group_id, topic.topic_id, number) not in self._held
-            and number in self.positions.begun.get((group.group_id, known.life), ())
-        )
+        if lineage is None or position is None or position.topic_id != topic.topic_id or topic_id == topic.topic_id:
+            return False
+        layout = lineage.layout_at(number, position.offset)
+        if position.offset <= max(lineage.start(number, layout), topic.log_start(number)):
+            return False
+        return not lineage.may_deliver(number, layout, self._read_up_to(group, topic))
 
-    def _written(self, group_id: str, topic: TopicImage, number: int) -> int:
-        """The position of a partition that was written with this decision; 0 without one."""
-        machine = self.world.broker_of(group_id).machine
-        position = None if machine is None else machine.positions.get(group_id, topic.name, number)
-        return position.offset if position is not None and position.topic_id == topic.topic_id else 0
+    def _read_up_to(self, group: ConsumerGroup, topic: TopicImage) -> dict[int, int]:
+        """How far a group has read each partition at the most: what stands still for long counts as read."""
+        edge = self.world.edges[group.group_id]
+        found: dict[int, int] = {}
+        for number in topic.readable:
+            key = (group.group_id, topic.name, number)
+            topic_id, offset = self.positions.committed.get(key, (None, 0))
+            is_committed = topic_id == topic.topic_id
+            offset = max(
+                offset if is_committed else 0, edge.read_up_to(topic.topic_id, number, is_committed=is_committed)
+            )
+            since_ms = self.positions.moved_ms.get(key, 0) if is_committed else 0
+            still = self._is_still(group, (topic.topic_id, number), since_ms)
+            found[number] = BEYOND if still else self._next_record(topic, number, offset)
+        return found
 
     def _frontier(self, group_id: str, topic: TopicImage, number: int) -> Frontier | None:
         """Where a group is by key, in a partition that members share or have shared."""

@@ -172,7 +172,7 @@ class _Parts:
             if not self._hot[part]:
                 used, left = used + wanted - passed, left - wanted
                 size = self._begins[part + 1] - self._begins[part]
-                found.append(self._begins[part] + size * used // self._weights[part])
+                found.append(self._begins[part] + size * used // (self._weights[part] or 1))
             elif passed and wanted - passed < behind - wanted:
                 found.append(self._begins[part])
                 left -= passed

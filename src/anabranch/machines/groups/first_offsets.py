@@ -9,20 +9,12 @@ it waited, and what its reset says is not known          ->  the log start, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-
-from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
-from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
-from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.starts import Starts
-
-Group = ConsumerGroup | ClassicGroup
 
 
 class FirstOffsets:
@@ -33,43 +25,13 @@ class FirstOffsets:
         self._starts = starts
         self._regexes = regexes
 
-    def begun_at(
-        self,
-        group: Group,
-        gates: GroupGates,
-        topic: TopicImage,
-        number: int,
-        was: Position | None,
-        from_end: Callable[[], bool] | None = None,
-    ) -> int | None:
-        """The committed offset of a partition, or the one that is written when it is handed out; None without either.
-
-        Gates are decided by the offset that its next owner begins at, not by the log start, where that is another.
-        """
-        if was is not None:
-            return was.offset
-        waited = gates.waited.get((topic.topic_id, number))
-        if waited is None or not isinstance(group, ConsumerGroup) or (topic.topic_id, number) in group.holders:
-            return None
-        return self.of(group, topic, number, waited[0], from_end or self.from_end(group, gates, topic))
-
-    def from_end(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[], bool]:
-        """Whether a group is known to read a topic from its end, found out once."""
-        stands_late = topic.topic_id in gates.standing.from_end
-        return cache(lambda: self._reads_from_end(group.group_id, topic, stands_late=stands_late))
-
     def of(
-        self,
-        group: ConsumerGroup,
-        topic: TopicImage,
-        number: int,
-        waited_from: int | None,
-        reads_from_end: Callable[[], bool],
+        self, group: ConsumerGroup, topic: TopicImage, number: int, waited_from: int | None, *, stands_late: bool
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited_from`: the log end when the partition began to wait, None if it did not. `reads_from_end`: see
-        `from_end`, one for many partitions.
+        `waited_from`: the log end when the partition began to wait, None if it did not. `stands_late`: an owner without
+        a commit was found behind a log start of the topic.
         """
         log_start = topic.log_start(number)
         if not topic.was_resized:
@@ -80,16 +42,12 @@ class FirstOffsets:
             return None
         noted = self._starts.noted_end(group.group_id, topic, number)
         noted = waited_from if noted < 0 else noted
-        if reads_from_end():
+        if self._reads_from_end(group.group_id, topic, stands_late=stands_late):
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
         return None if log_start < topic.log_end(number) <= noted else log_start
 
     def _reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
-        """Whether a group is known to read a topic from its end.
-
-        `stands_late`: an owner without a commit was found behind a log start of the topic.
-        """
         return self._starts.reads_from_end(
             group_id,
             topic.topic_id,

@@ -11,6 +11,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import reduce
 from typing import TypeVar
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates, changes, has_free_keys, held_of, is_ours
+from anabranch.machines.groups.group_gates import GroupGates, held_of
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
@@ -29,6 +30,7 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import OPEN_END, At, Standing
 from anabranch.machines.groups.starts import Starts
+from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
@@ -54,7 +56,7 @@ class Gatekeeper:
         self.offsets = offsets
         self.starts = starts
         self._regexes = regexes
-        self.first_offsets = FirstOffsets(offsets, starts, regexes)
+        self._first_offsets = FirstOffsets(offsets, starts, regexes)
         self._of: dict[str, GroupGates] = {}
         self._moved_by_marker: dict[str, None] = {}
         """Groups with offsets that a transaction has committed, and that are not looked at yet."""
@@ -222,11 +224,10 @@ class Gatekeeper:
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[int], Stand]:
         standing, owner = gates.standing, self.owner(group, gates)
-        first_offsets, from_end = self.first_offsets, self.first_offsets.from_end(group, gates, topic)
 
         def stand(number: int) -> Stand:
             was = self.offsets.current(group.group_id, topic.name, number)
-            raw = standing.raw(topic, number, first_offsets.begun_at(group, gates, topic, number, was, from_end), owner)
+            raw = standing.raw(topic, number, None if was is None else was.offset, owner)
             passed = standing.passed(topic, number, raw, owner)
             counted: int | Frontier = passed
             if was is not None and was.frontier is not None:
@@ -257,7 +258,6 @@ class Gatekeeper:
         if not topic.is_gated:
             return False
         made = self.evaluation(gates, topic)
-        self._doubt_beginning(group, gates, made, at[1])
         if at[1] in made.left:
             self.decide(group, gates, made, [at[1]], now_ms)
         if at[1] in made.closed:
@@ -268,15 +268,6 @@ class Gatekeeper:
             gates.unsure[at] = None
             gates.is_due = True
         return True
-
-    def _doubt_beginning(self, group: Group, gates: GroupGates, made: Evaluated, number: int) -> None:
-        """Have a partition decided anew that is not begun where its gates were decided: its wait or a reset say so."""
-        stand = made.stands.get(number)
-        if stand is not None and stand.committed is None:
-            was = self.offsets.current(group.group_id, made.topic.name, number)
-            begun_at = self.first_offsets.begun_at(group, gates, made.topic, number, was)
-            if begun_at is not None and begun_at != stand.raw:
-                made.doubt(number)
 
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
@@ -328,10 +319,12 @@ class Gatekeeper:
             layout = topic.lineage.layout_at(number, made.stands[number].position)
         position: Position | None = None
         if was is None:
-            waited_from = None if waited is None else waited[0]
-            from_end = self.first_offsets.from_end(group, gates, topic)
-            offset = self.first_offsets.of(group, topic, number, waited_from, from_end)
+            waited_from, stands_late = None if waited is None else waited[0], at[0] in gates.standing.from_end
+            offset = self._first_offsets.of(group, topic, number, waited_from, stands_late=stands_late)
             if offset is not None:
+                ahead = -1 if made is None else made.verdicts.get(number, OPEN).ahead
+                if ahead >= 0:  # Who finds a commit behind a closed gate takes it for one that was open.
+                    offset = min(offset, ahead)
                 position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
         else:
             passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
@@ -351,7 +344,7 @@ class Gatekeeper:
     ) -> Iterator[CoordinatorRecord]:
         """Write the position of a partition that is taken from an owner that has committed nothing in it.
 
-        Not beyond the closed gate, where the owner's reset may have put it: who finds that committed takes it for open.
+        At the closed gate, however far behind that the owner's reset may have put it, as at a hand-out.
         """
         made = gates.evaluated[topic.topic_id]
         gates.waited.setdefault((topic.topic_id, number), (topic.log_end(number), now_ms))
@@ -540,7 +533,7 @@ class Gatekeeper:
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
             standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
-        raw = standing.raw(topic, number, self.first_offsets.begun_at(group, gates, topic, number, was), owner)
+        raw = standing.raw(topic, number, None if was is None else was.offset, owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)
@@ -597,3 +590,19 @@ class Gatekeeper:
         gates.asked[at] = position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = position
+
+
+def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:
+    """Whether a member of a classic group is one of ours: it says where it stands, and nothing is guessed of it."""
+    return isinstance(group, ClassicGroup) and gates.questions.has_asked(member_id)
+
+
+def has_free_keys(group: Group, at: At) -> bool:
+    """Whether some members hold a part of a partition, and nobody the rest of it."""
+    sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
+    return sharers is not None and reduce(union, sharers.values()) != WHOLE
+
+
+def changes(group: Group) -> object:
+    """A value that changes whenever the members' assignments do."""
+    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state, group.renames)

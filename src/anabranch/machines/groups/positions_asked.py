@@ -22,8 +22,9 @@ from anabranch.machines.groups.gatekeeper import (
     LOOK_ON_MS,
     Gatekeeper,
     Group,
+    changes,
 )
-from anabranch.machines.groups.group_gates import GroupGates, changes
+from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Question, Told, named, refused, wait_ms
 from anabranch.machines.groups.records import CoordinatorRecord
@@ -292,7 +293,7 @@ def _position(keeper: Gatekeeper, group: Group, gates: GroupGates, at: At) -> To
         return Told()
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     owner, standing = keeper.owner(group, gates), gates.standing
-    raw = standing.raw(topic, at[1], keeper.first_offsets.begun_at(group, gates, topic, at[1], was), owner)
+    raw = standing.raw(topic, at[1], None if was is None else was.offset, owner)
     position = standing.passed(topic, at[1], raw, owner)
     if not keeper.is_stalled(group, gates, at, was, raw):
         return Told(position)

@@ -162,12 +162,12 @@ class Table:
                 self._drop(piece)  # Its load is of no use; what is left of it is asked for again.
                 return
             piece.interval = kept
-            if piece.behind:  # What is left of a narrowing before has not been looked through yet.
-                piece.behind |= piece.values
-            else:
-                piece.behind = piece.values
+            if not piece.behind:
                 self._behind.append(piece)
-            piece.values = {}
+            # What is left of a narrowing before has not been looked through yet; no key is in both.
+            fewer, more = sorted((piece.behind, piece.values), key=len)
+            more.update(fewer)
+            piece.behind, piece.values = more, {}
 
     def _cut_out(self, piece: Piece, keys: Interval) -> None:
         """Drop some keys of a piece; what lies above them becomes a piece of its own."""
