@@ -11,7 +11,6 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import reduce
 from typing import TypeVar
 from uuid import UUID
 
@@ -22,7 +21,7 @@ from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates, held_of
+from anabranch.machines.groups.group_gates import GroupGates, changes, has_free_keys, held_of, is_ours
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
@@ -30,7 +29,6 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import OPEN_END, At, Standing
 from anabranch.machines.groups.starts import Starts
-from anabranch.machines.key_ranges import WHOLE, union
 from anabranch.machines.lineage import Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
@@ -590,19 +588,3 @@ class Gatekeeper:
         gates.asked[at] = position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = position
-
-
-def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:
-    """Whether a member of a classic group is one of ours: it says where it stands, and nothing is guessed of it."""
-    return isinstance(group, ClassicGroup) and gates.questions.has_asked(member_id)
-
-
-def has_free_keys(group: Group, at: At) -> bool:
-    """Whether some members hold a part of a partition, and nobody the rest of it."""
-    sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
-    return sharers is not None and reduce(union, sharers.values()) != WHOLE
-
-
-def changes(group: Group) -> object:
-    """A value that changes whenever the members' assignments do."""
-    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state, group.renames)

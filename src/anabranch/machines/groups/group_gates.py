@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
+from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.gates import Evaluated
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Questions
 from anabranch.machines.groups.standing import At, Standing
+from anabranch.machines.key_ranges import WHOLE, union
+
+Group = ConsumerGroup | ClassicGroup
 
 
 @dataclass(slots=True)
@@ -141,3 +147,19 @@ def held_of(holders: Iterable[At]) -> Mapping[UUID, Set[int]]:
             before, numbers = topic_id, found.setdefault(topic_id, set())
         numbers.add(number)
     return found
+
+
+def is_ours(group: Group, gates: GroupGates, member_id: str) -> bool:
+    """Whether a member of a classic group is one of ours: it says where it stands, and nothing is guessed of it."""
+    return isinstance(group, ClassicGroup) and gates.questions.has_asked(member_id)
+
+
+def has_free_keys(group: Group, at: At) -> bool:
+    """Whether some members hold a part of a partition, and nobody the rest of it."""
+    sharers = group.sharers.get(at) if isinstance(group, ConsumerGroup) else None
+    return sharers is not None and reduce(union, sharers.values()) != WHOLE
+
+
+def changes(group: Group) -> object:
+    """A value that changes whenever the members' assignments do."""
+    return group.changes if isinstance(group, ConsumerGroup) else (group.generation, group.state, group.renames)

@@ -17,14 +17,8 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.reconcile import reconcile
 from anabranch.machines.groups.gate import Gate
 from anabranch.machines.groups.gate_effects import AskNextRecords
-from anabranch.machines.groups.gatekeeper import (
-    LOOK_MS,
-    LOOK_ON_MS,
-    Gatekeeper,
-    Group,
-    changes,
-)
-from anabranch.machines.groups.group_gates import GroupGates
+from anabranch.machines.groups.gatekeeper import LOOK_MS, LOOK_ON_MS, Gatekeeper, Group
+from anabranch.machines.groups.group_gates import GroupGates, changes
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Question, Told, named, refused, wait_ms
 from anabranch.machines.groups.records import CoordinatorRecord

@@ -256,7 +256,7 @@ def test_a_partition_that_was_begun_behind_a_closed_gate_is_written_at_the_gate_
     """It was written at the log end of then, and its next owner took the gate before that for one that was open."""
     topic, world = begun_behind_a_closed_gate()
     topic.ends[0] = 19
-    epoch = settle(world, "C", world.group.members["C"].epoch)
+    settle(world, "C", world.group.members["C"].epoch)
     assert assigned(world, "C") == "foo-0 foo-1 foo-2" and committed(world) == {0: 10, 1: 0, 2: 0}
     world.check()
 
