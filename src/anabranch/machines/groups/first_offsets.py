@@ -5,12 +5,17 @@ it existed, and did not wait at a gate                   ->  none: the client be
 it waited, and the group is known to read from the end   ->  the log end when the group began, or the wait did
 it waited, and nothing was written meanwhile             ->  none: the client's reset loses nothing either way
 it waited, and what its reset says is not known          ->  the log start, which loses nothing
+
+A group that began before its topic was first resized has no log end noted. When the wait began is not known either
+where another coordinator may have seen it begin: then the log end at that resize counts, before which nothing waited.
 """
 
 from __future__ import annotations
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.gates import segment_start
+from anabranch.machines.groups.group_gates import Waited
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.regex import Regexes
@@ -26,28 +31,31 @@ class FirstOffsets:
         self._regexes = regexes
 
     def of(
-        self, group: ConsumerGroup, topic: TopicImage, number: int, waited_from: int | None, *, stands_late: bool
+        self, group: ConsumerGroup, topic: TopicImage, number: int, waited: Waited | None, *, stands_late: bool
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited_from`: the log end when the partition began to wait, None if it did not. `stands_late`: an owner without
-        a commit was found behind a log start of the topic.
+        `waited`: how it waited, None if it did not. `stands_late`: an owner without a commit was found behind a log
+        start of the topic.
         """
         log_start = topic.log_start(number)
         if not topic.was_resized:
             return None
-        if not self._existed(group, topic, number):
+        begins = self._begins(group, topic)
+        if not (begins or self._starts.existed(group.group_id, topic, number)):
             return log_start
-        if waited_from is None:
+        if waited is None:
             return None
         noted = self._starts.noted_end(group.group_id, topic, number)
-        noted = waited_from if noted < 0 else noted
-        if self._reads_from_end(group.group_id, topic, stands_late=stands_late):
+        if noted < 0:
+            noted = waited.end if begins or waited.is_seen else _end_of_the_first_layout(topic, number, waited.end)
+        if self.reads_from_end(group.group_id, topic, stands_late=stands_late):
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
         return None if log_start < topic.log_end(number) <= noted else log_start
 
-    def _reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
+    def reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
+        """Whether a group is known to read a topic from its end."""
         return self._starts.reads_from_end(
             group_id,
             topic.topic_id,
@@ -55,10 +63,14 @@ class FirstOffsets:
             stands_late=stands_late,
         )
 
-    def _existed(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
-        """Whether a partition existed when the group began in its topic, which may be with this decision."""
-        begins = self._starts.get(group.group_id, topic.topic_id) is None and not (
+    def _begins(self, group: ConsumerGroup, topic: TopicImage) -> bool:
+        """Whether the group begins in the topic with this decision."""
+        return self._starts.get(group.group_id, topic.topic_id) is None and not (
             (group.members and topic.name in subscriptions(group, self._offsets.image, self._regexes))
             or self._offsets.has_begun(group.group_id, topic)
         )
-        return begins or self._starts.existed(group.group_id, topic, number)
+
+
+def _end_of_the_first_layout(topic: TopicImage, number: int, now: int) -> int:
+    """The log end at the first resize of a topic, at which its groups began before their ends were noted."""
+    return now if topic.lineage is None else segment_start(topic, number, 1)

@@ -61,7 +61,7 @@ class Gate:
         gates = self._keeper.known(self._group.group_id)
         if gates is None or not gates.taking:
             return None
-        return lambda topic_id, partition: self._keeper.takes(gates, (topic_id, partition))
+        return lambda topic_id, partition: self._keeper.takes(self._group, gates, (topic_id, partition))
 
     def handed_out(self, before: Member, after: Member) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
         """The positions to write when a member's assignment changes."""

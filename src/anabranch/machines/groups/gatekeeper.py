@@ -11,6 +11,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -18,13 +19,13 @@ from anabranch.machines.groups import classic, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
-from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
-from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, segment_start, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates, changes, has_free_keys, held_of, is_ours
+from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, was_reopened
+from anabranch.machines.groups.group_gates import GroupGates, Waited, changes, has_free_keys, held_of, is_ours
+from anabranch.machines.groups.hand_outs import HandOuts
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
-from anabranch.machines.groups.positions import Position, position_record
+from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import OPEN_END, At, Standing
@@ -54,12 +55,12 @@ class Gatekeeper:
         self.offsets = offsets
         self.starts = starts
         self._regexes = regexes
-        self._first_offsets = FirstOffsets(offsets, starts, regexes)
+        self._hand_outs = HandOuts(offsets, starts, regexes)
         self._of: dict[str, GroupGates] = {}
         self._moved_by_marker: dict[str, None] = {}
         """Groups with offsets that a transaction has committed, and that are not looked at yet."""
-        self.closed_in: dict[UUID, dict[str, None]] = {}
-        """By topic: the groups in which partitions of it wait, and others in which they have waited."""
+        self.hearing: dict[UUID, dict[str, None]] = {}
+        """By topic: the groups that are told where clients begin (`resets`), and others that were."""
 
     # -- groups --------------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,7 @@ class Gatekeeper:
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""
         self._of.pop(group_id, None)
-        for groups in self.closed_in.values():
+        for groups in self.hearing.values():
             groups.pop(group_id, None)
 
     def spoke(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
@@ -192,7 +193,7 @@ class Gatekeeper:
         """The gates of a topic as far as they are decided; none are of a topic image that was never looked at."""
         made = gates.evaluated.get(topic.topic_id)
         if made is None or made.topic is not topic:
-            made = gates.evaluated[topic.topic_id] = Evaluated(topic)
+            made = gates.evaluated[topic.topic_id] = Evaluated(topic, is_first=made is None)
         elif made.is_outdated:
             made.outdate()
         if made.left:
@@ -207,7 +208,7 @@ class Gatekeeper:
         if not isinstance(group, ConsumerGroup):
             return  # Its members assign partitions themselves.
         if made.closed or made.left:
-            self.closed_in.setdefault(made.topic.topic_id, {})[group.group_id] = None
+            self.hearing.setdefault(made.topic.topic_id, {})[group.group_id] = None
         holders = group.holders
         freed = False
         for number in numbers:
@@ -215,7 +216,7 @@ class Gatekeeper:
             if number in made.closed:
                 gates.by_time.pop(at, None)
                 if at not in gates.waited:
-                    gates.waited[at] = made.topic.log_end(number), now_ms
+                    gates.waited[at] = Waited(made.topic.log_end(number), now_ms, is_seen=not made.is_first)
             else:
                 freed = freed or at not in holders or has_free_keys(group, at)
         gates.freed += freed
@@ -253,8 +254,14 @@ class Gatekeeper:
         topic = self.offsets.image.by_id.get(at[0])
         if topic is None or not topic.has(at[1]):
             return True
-        if not topic.is_gated:
+        if not topic.was_resized:
             return False
+        if topic.is_gated and self._is_closed(group, gates, topic, at, now_ms):
+            return True
+        return self._hand_outs.awaits_transaction(group.group_id, gates, topic, at[1])
+
+    def _is_closed(self, group: Group, gates: GroupGates, topic: TopicImage, at: At, now_ms: int) -> bool:
+        """Whether the next record of a partition lies behind a closed gate, or may."""
         made = self.evaluation(gates, topic)
         if at[1] in made.left:
             self.decide(group, gates, made, [at[1]], now_ms)
@@ -273,10 +280,13 @@ class Gatekeeper:
         first = max(made.stands[partition].raw, made.topic.log_start(partition))
         return gates.standing.next_record(at, first) is not None
 
-    def takes(self, gates: GroupGates, at: At) -> bool:
-        """Whether an owned partition must be taken away: it re-opened behind a closed gate."""
-        made = gates.evaluated.get(at[0])
-        return made is not None and at[1] not in made.left and made.verdicts.get(at[1], OPEN).is_reopened
+    def takes(self, group: ConsumerGroup, gates: GroupGates, at: At) -> bool:
+        """Whether an owned partition must be taken away: it re-opened behind a closed gate, and is read to there."""
+        topic, made = self.offsets.image.by_id.get(at[0]), gates.evaluated.get(at[0])
+        if topic is None or not topic.is_gated or made is None or at[1] in made.left:
+            return False
+        verdict = made.verdicts.get(at[1], OPEN)
+        return verdict.is_reopened and self._hand_outs.is_read_to(group.group_id, gates, topic, at[1])
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
@@ -285,73 +295,11 @@ class Gatekeeper:
     ) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
         """Note a change of a member's assignment; the positions to write before the member learns of it."""
         gates = self.of(group.group_id)
-        had = dict(before.assigned)
-        for topic_id, numbers in after.assigned:
-            topic = self.offsets.image.by_id.get(topic_id)
-            known = frozenset(had.get(topic_id, ()))
-            for number in numbers:
-                if topic is not None and number not in known:
-                    yield from self._handed_out(group, gates, topic, number, after, now_ms)
-        for topic_id, numbers in after.revoking:
-            for number in numbers:
-                topic = self.offsets.image.by_id.get(topic_id)
-                if topic is not None and self.takes(gates, (topic_id, number)):
-                    yield from self._taken_away(group.group_id, gates, topic, number, now_ms)
-
-    def _handed_out(
-        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int
-    ) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
-        group_id = group.group_id
-        at = topic.topic_id, number
-        was = self.offsets.current(group_id, topic.name, number)
-        gates.standing.give(topic, number, owner.member_id)
-        if owner.described.classic is None:
-            gates.standing.unlearned.setdefault(owner.member_id, set()).add(at)
-        if was is None and not self.starts.reads_from_beginning(group_id, topic.topic_id):
-            gates.standing.begin_tenure(topic, number, owner.member_id, owner.described.rebalance_timeout_ms, now_ms)
-        waited = gates.waited.pop(at, None)
-        gates.unsure.pop(at, None)
-        made = gates.evaluated.get(topic.topic_id)
-        layout = -1
-        if waited is not None and made is not None and topic.lineage is not None and number in made.stands:
-            layout = topic.lineage.layout_at(number, made.stands[number].position)
-        position: Position | None = None
-        if was is None:
-            waited_from, stands_late = None if waited is None else waited[0], at[0] in gates.standing.from_end
-            offset = self._first_offsets.of(group, topic, number, waited_from, stands_late=stands_late)
-            if offset is not None:
-                ahead = -1 if made is None else made.verdicts.get(number, OPEN).ahead
-                if ahead >= 0:  # Who finds a commit behind a closed gate takes it for one that was open.
-                    offset = min(offset, ahead)
-                position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
-        else:
-            passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
-            if passed and not self.offsets.positions.unstable(group_id, topic.name, number):  # It would overtake that.
-                position = was._replace(opened=layout)
-            if waited is not None and was.frontier is None and was.offset < topic.log_start(number):
-                # What was deleted while it waited would be out of range, and the reset of its client take the rest.
-                position = (position or was)._replace(offset=topic.log_start(number))
-        if position is not None:
-            yield position_record(group_id, topic.name, number, position)
-        cause = gates.by_time.pop(at, None)
-        if cause is not None:
-            yield GateOpenedByTime(group_id, topic.name, number, *cause)
-
-    def _taken_away(
-        self, group_id: str, gates: GroupGates, topic: TopicImage, number: int, now_ms: int
-    ) -> Iterator[CoordinatorRecord]:
-        """Write the position of a partition that is taken from an owner that has committed nothing in it.
-
-        At the closed gate, however far behind that the owner's reset may have put it, as at a hand-out.
-        """
-        made = gates.evaluated[topic.topic_id]
-        gates.waited.setdefault((topic.topic_id, number), (topic.log_end(number), now_ms))
-        if self.offsets.current(group_id, topic.name, number) is None:
-            assert topic.lineage is not None
-            layout = topic.lineage.layout_at(number, made.stands[number].position)
-            offset = segment_start(topic, number, layout)
-            position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id)
-            yield position_record(group_id, topic.name, number, position)
+        begun = len(gates.begun)
+        yield from self._hand_outs.changed(group, gates, before, after, partial(self.takes, group, gates), now_ms)
+        if len(gates.begun) > begun:
+            for topic_id, _ in after.assigned:
+                self.hearing.setdefault(topic_id, {})[group.group_id] = None
 
     def forget(self, group_id: str, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""
@@ -384,6 +332,7 @@ class Gatekeeper:
             return
         at = topic.topic_id, partition
         gates.standing.tenures.pop(at, None)
+        gates.begun.pop(at, None)
         stall, frontier = gates.standing.stalls.get(at), position.frontier
         if stall is not None and (
             frontier is None or stall.raw != shares.done_below(stall.reached, position.offset, frontier)
@@ -435,12 +384,14 @@ class Gatekeeper:
         """
         unfinished = False
         by_id = self.offsets.image.by_id
+        self._hand_outs.look_at_transactions(group.group_id, gates)
         if gates.image_version != self.offsets.image.version:
             gates.image_version = self.offsets.image.version
             gone = [topic_id for topic_id in gates.topic_ids if topic_id not in by_id]
             gates.forget_topics(gone)
+            gates.forget_gates([topic_id for topic_id in gates.evaluated if not by_id[topic_id].is_gated])
             for topic_id in gone:
-                self.closed_in.pop(topic_id, None)
+                self.hearing.pop(topic_id, None)
         for name in sorted(self.topics_of(group, gates)):
             topic = self.offsets.image.by_name.get(name)
             if topic is not None and topic.is_gated:

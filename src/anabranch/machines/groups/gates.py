@@ -81,10 +81,23 @@ def next_closed(topic: TopicImage, gates: Gates, partition: int, layout: int, wa
 class Evaluated:
     """The gates of one topic, decided partition by partition: all of a large topic take longer than the loop may."""
 
-    __slots__ = ("_gates", "closed", "counted", "is_outdated", "left", "stands", "topic", "verdicts", "waiting")
+    __slots__ = (
+        "_gates",
+        "closed",
+        "counted",
+        "is_first",
+        "is_outdated",
+        "left",
+        "stands",
+        "topic",
+        "verdicts",
+        "waiting",
+    )
 
-    def __init__(self, topic: TopicImage) -> None:
+    def __init__(self, topic: TopicImage, *, is_first: bool = False) -> None:
+        """`is_first`: nothing is known of the gates of an earlier image of the topic."""
         self.topic = topic
+        self.is_first = is_first
         self.stands: dict[int, Stand] = {}
         self.counted: dict[int, int | Frontier] = {}
         self.verdicts: dict[int, Verdict] = {}

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.classic import ClassicGroup
@@ -18,6 +18,16 @@ from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.key_ranges import WHOLE, union
 
 Group = ConsumerGroup | ClassicGroup
+
+
+class Waited(NamedTuple):
+    """The wait of a partition at a gate."""
+
+    end: int
+    """The log end when it was found to wait."""
+    since_ms: int
+    is_seen: bool = True
+    """Whether it was found not to wait before; otherwise it may have waited under another coordinator already."""
 
 
 @dataclass(slots=True)
@@ -43,8 +53,12 @@ class GroupGates:
     """The offset of the newest question to the leader of a partition, and its time."""
     asking: dict[At, None] = field(default_factory=dict)
     """The partitions whose leaders have not answered yet."""
-    waited: dict[At, tuple[int, int]] = field(default_factory=dict)
-    """Partitions that waited and were not handed out since: their log end when they began to, and the time."""
+    unstable: dict[At, None] = field(default_factory=dict)
+    """Partitions that are withheld until an open transaction, which has committed offsets of them, has ended."""
+    begun: dict[At, None] = field(default_factory=dict)
+    """Partitions that were handed out without an offset, to be begun where the client's reset says; not heard yet."""
+    waited: dict[At, Waited] = field(default_factory=dict)
+    """Partitions that waited and were not handed out since."""
     by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
     """Partitions whose gate opened by time: the partition that it waited on, and the offsets left there."""
     idle: dict[str, tuple[object, ...]] = field(default_factory=dict)
@@ -87,6 +101,8 @@ class GroupGates:
             self.waited,
             self.by_time,
             self.unsure,
+            self.unstable,
+            self.begun,
             self.asked,
             self.asking,
             self.touched,
@@ -105,6 +121,19 @@ class GroupGates:
         standing.from_end -= gone
         for topic_id in gone:
             self.evaluated.pop(topic_id, None)
+
+    def forget_gates(self, topic_ids: Iterable[UUID]) -> None:
+        """Drop what was decided of topics in which nothing waits any more: their order is not kept from now on.
+
+        What has waited (`waited`) stays: it is begun where what is not yet read begins.
+        """
+        for topic_id in topic_ids:
+            del self.evaluated[topic_id]
+            for entries in (self.by_time, self.unsure):
+                for at in [at for at in entries if at[0] == topic_id]:
+                    del entries[at]
+            self.version += 1
+            self.freed += 1
 
     def forget_all_but(self, members: Container[str]) -> None:
         """Drop what was told to members that are in the group no longer, and when they spoke."""

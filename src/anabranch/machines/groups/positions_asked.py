@@ -115,7 +115,7 @@ def decide_look(keeper: Gatekeeper, group_id: str, now_ms: int) -> Outcome[None,
         draft.perform(AskNextRecords(group_id, topic_id, name, offsets))
     _sweep(keeper, group, gates, moved, draft, now_ms, everything=wanted_before != gates.based_on)
     again_ms = [now_ms + LOOK_ON_MS] if more or gates.is_due else []
-    if gates.wanted or gates.inner:
+    if gates.wanted or gates.inner or gates.unstable:
         again_ms.append(now_ms + LOOK_MS)
     again_ms += (question.deadline_ms for question in gates.questions.parked.values())
     if again_ms:

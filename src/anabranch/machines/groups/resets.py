@@ -20,6 +20,8 @@ from uuid import UUID
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.gatekeeper import Gatekeeper
+from anabranch.machines.groups.gates import Evaluated
+from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.starts import Start, start_record
@@ -35,8 +37,8 @@ class HeardResets:
     keeper: Gatekeeper
 
     def awaits_resets(self, topic_id: UUID) -> bool:
-        """Whether a group has partitions of a topic that wait, so that its reset may matter."""
-        return bool(self.keeper.closed_in.get(topic_id))
+        """Whether a group has partitions of a topic that wait, or are to be begun by its clients."""
+        return bool(self.keeper.hearing.get(topic_id))
 
     def reset_heard(
         self, topic_id: UUID, asked: Mapping[int, int], client_id: str, client_host: str
@@ -44,11 +46,11 @@ class HeardResets:
         """Take a ListOffsets request for one topic: timestamps by partition, and who asked."""
         draft: Draft[CoordinatorRecord] = Draft()
         topic = self.keeper.offsets.image.by_id.get(topic_id)
-        for group_id in list(self.keeper.closed_in.get(topic_id, ())) if topic is not None else ():
+        for group_id in list(self.keeper.hearing.get(topic_id, ())) if topic is not None else ():
             group, gates = self.keeper.groups.get(group_id), self.keeper.known(group_id)
             made = None if gates is None else gates.evaluated.get(topic_id)
-            if made is None or not (made.closed or made.left) or not isinstance(group, ConsumerGroup):
-                self.keeper.closed_in[topic_id].pop(group_id, None)
+            if not isinstance(group, ConsumerGroup) or gates is None or made is None or not _hears(gates, made):
+                self.keeper.hearing[topic_id].pop(group_id, None)
                 continue
             start = self.keeper.starts.get(group_id, topic_id)
             if start is not None:
@@ -59,6 +61,11 @@ class HeardResets:
                     if heard.other and not heard.latest:
                         _end_tenures(self.keeper, group_id, topic_id)
         return draft.outcome(None)
+
+
+def _hears(gates: GroupGates, made: Evaluated) -> bool:
+    """Whether a question for a first offset of a topic may say something of a group."""
+    return bool(made.closed or made.left) or any(at[0] == made.topic.topic_id for at in gates.begun)
 
 
 def _heard(
@@ -77,6 +84,7 @@ def _heard(
             continue
         if keeper.offsets.current(group.group_id, topic.name, number) is not None:
             continue
+        keeper.of(group.group_id).begun.pop((topic.topic_id, number), None)
         if timestamp != LATEST:
             other = True
         elif number in start.ends:

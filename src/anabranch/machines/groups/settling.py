@@ -9,7 +9,8 @@
 Groups are settled a few at a time, and a large topic in several decisions: a shard may have many, and what is written
 is found by the next decision. A classic group is settled whole before its next generation is handed out. Until its turn
 a group of the consumer protocol is handed no partition without its position, as the gatekeeper writes the same position
-when it hands a partition out.
+when it hands a partition out. A position that would overtake what an open transaction has committed is not written
+before that has ended.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ GROUPS_AT_A_TIME = 20
 PARTITIONS_AT_A_TIME = 1_000
 """Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
+TRANSACTION_MS = 500
+"""Between two looks at groups with offsets that an open transaction has committed: its marker calls for one, too."""
 Group = ConsumerGroup | ClassicGroup
 
 
@@ -50,6 +53,8 @@ class Settling:
         """The resized topics that these are settled in."""
         self._subscribed: dict[str, frozenset[str]] = {}
         """By group: the topics that it subscribes to, as of its last change."""
+        self._held: dict[str, None] = {}
+        """Groups that are settled but for partitions of which an open transaction has committed offsets."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -69,6 +74,13 @@ class Settling:
                 self._settle(group_id, topic, draft, now_ms, begun=True)
             else:
                 draft.write(start_record(group_id, topic.topic_id, Start(dict.fromkeys(topic.readable, NOT_NOTED))))
+        if self._held and not self._left:
+            draft.set_timer(("settle",), now_ms + TRANSACTION_MS)
+
+    def marked(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Have groups settled that may have waited for a transaction which has ended."""
+        if self._held:
+            draft.set_timer(("settle",), now_ms)
 
     def look(self, group: Group) -> frozenset[str]:
         """Note, and return, the topics that a group subscribes to now."""
@@ -114,6 +126,8 @@ class Settling:
     def decide_more(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Settle some of the groups that are left."""
         draft: Draft[CoordinatorRecord] = Draft()
+        self._left.update(self._held)
+        self._held.clear()
         self._some(draft, now_ms)
         return draft.outcome(None)
 
@@ -133,6 +147,8 @@ class Settling:
                     draft.write(*self._starts.trim(group_id, topic))
         if self._left:
             draft.set_timer(("settle",), now_ms + PAUSE_MS)
+        elif self._held:
+            draft.set_timer(("settle",), now_ms + TRANSACTION_MS)
         else:
             self._topics.clear()
 
@@ -147,11 +163,19 @@ class Settling:
         records_max: int | None = None,
     ) -> None:
         """Settle a group in a topic; where that takes more than `records_max` records, it stays among those left."""
-        committed = partial(self._offsets.current, group_id, topic.name)
-        records = self._starts.settle(group_id, topic, committed, now_ms, begun=begun)
+        records = self._starts.settle(group_id, topic, partial(self._lacks, group_id, topic), now_ms, begun=begun)
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None
+
+    def _lacks(self, group_id: str, topic: TopicImage, number: int) -> bool:
+        """Whether a group has no position in a partition, nor may get one by an open transaction."""
+        if self._offsets.current(group_id, topic.name, number) is not None:
+            return False
+        if not self._offsets.positions.unstable(group_id, topic.name, number):
+            return True
+        self._held[group_id] = self._topics[topic.name] = None
+        return False
 
     def _subscribed_before_or_now(self, group: Group | None) -> frozenset[str]:
         """The topics of a group, and those of a classic group's last generation: between two it may not be readable.

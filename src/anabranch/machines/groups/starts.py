@@ -90,14 +90,15 @@ class Starts:
         self,
         group_id: str,
         topic: TopicImage,
-        committed: Callable[[int], Position | None],
+        lacks: Callable[[int], bool],
         now_ms: int,
         *,
         begun: bool,
     ) -> Iterator[CoordinatorRecord]:
         """Write down where a group begins in a resized topic, and its positions in partitions that appeared later.
 
-        `begun`: the group subscribed to the topic, or committed offsets in it, before.
+        `lacks`: whether a partition has no position, and one is to be written if it appeared later. `begun`: the group
+        subscribed to the topic, or committed offsets in it, before.
         """
         if not topic.was_resized:
             return
@@ -116,7 +117,7 @@ class Starts:
             ends = {number: end for number, end in start.ends.items() if topic.has(number)}
         if len(ends) < len(existing):
             for number in existing:
-                if number not in ends and committed(number) is None:
+                if number not in ends and lacks(number):
                     position = Position(topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id)
                     yield position_record(group_id, topic.name, number, position)
 

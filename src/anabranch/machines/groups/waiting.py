@@ -28,7 +28,8 @@ def with_waiting(described: DescribedGroup, keeper: Gatekeeper, group: Group | N
             if len(found) == WAITING_MAX:
                 omitted += 1
                 continue
-            _, since_ms = gates.waited.get((topic_id, partition), (0, now_ms))
+            waited = gates.waited.get((topic_id, partition))
+            since_ms = now_ms if waited is None else waited.since_ms
             found.append(
                 WaitingPartition(
                     topic_id=topic_id,

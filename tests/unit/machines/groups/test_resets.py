@@ -160,7 +160,8 @@ def test_a_gate_that_opened_because_an_owner_seemed_to_read_from_the_end_closes_
     assert assigned(world) == "foo-0 foo-1"
 
 
-def test_nothing_is_written_where_nothing_waits() -> None:
+def test_what_is_begun_while_nothing_waits_is_heard_once() -> None:
+    """A resize may follow, after which it matters what the owners had read."""
     topic = grown()
     topic.starts[0] = 5
     world = Asking(topic.image())
@@ -168,7 +169,21 @@ def test_nothing_is_written_where_nothing_waits() -> None:
     assert assigned(world) == "foo-0 foo-1"
     before = len(world.log)
     heard(world, {0: LATEST, 1: LATEST})
-    assert len(world.log) == before and not world.coordinator.awaits_resets(FOO)
+    assert len(world.log) == before + 1
+    heard(world, {0: LATEST, 1: LATEST})
+    assert len(world.log) == before + 1 and not world.coordinator.awaits_resets(FOO)
+    world.check()
+
+
+def test_nothing_is_heard_of_a_group_that_has_committed() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.commit("A", epoch, 0, 5)
+    world.set_topics(topic.resize(2))
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and not world.coordinator.awaits_resets(FOO)
 
 
 def test_a_question_that_says_nothing_new_is_not_written() -> None:

@@ -242,8 +242,9 @@ def begun_behind_a_closed_gate() -> tuple[Topic, Asking]:
     topic.ends = {0: 10, 1: 3, 2: 7}
     world.set_topics(topic.resize(1))
     topic.ends[0] = 14
+    epoch = world.join("B").member_epoch
     world.leave("A")
-    epoch = settle(world, "B", world.join("B").member_epoch)
+    epoch = settle(world, "B", epoch)
     world.ask("B", epoch, reports=[(0, 14)])
     world.join("C")
     settle(world, "B", epoch)
@@ -389,14 +390,27 @@ def test_a_heartbeat_between_a_leaders_answer_and_the_look_brings_no_partition_b
     assert assigned(world) == "foo-1 foo-2", "foo-2 is not read"
 
 
-def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
-    """Fault 8: a `latest` client would begin behind what was written while the gate was closed."""
+@pytest.mark.parametrize(
+    ("timestamp", "is_taken"),
+    [
+        pytest.param(LATEST, True, id="latest"),
+        pytest.param(None, False, id="not heard, so that it may be an earliest one that is slow to commit"),
+    ],
+)
+def test_a_partition_taken_away_without_a_commit_keeps_its_position(timestamp: int | None, *, is_taken: bool) -> None:
+    """Fault 8: a `latest` client would begin behind what was written while the gate was closed.
+
+    Of an owner that has not read to the gate nothing is taken away: what is left before it would be skipped.
+    """
     topic = Topic(2)
     topic.resize(3)
     topic.ends = {2: 4}
     topic.resize(2)
     world = Asking(topic.image())
     epoch = settle(world, "A", world.join("A").member_epoch)
+    if timestamp is not None:
+        assert world.coordinator.awaits_resets(FOO)
+        world.submit(lambda machine: machine.reset_heard(FOO, {1: timestamp, 2: timestamp}, "client", "/host"))
     for _ in range(TIMEOUT_MS // 20_000 + 1):
         world.advance(20_000)
         world.beat("A", epoch)
@@ -406,7 +420,10 @@ def test_a_partition_taken_away_without_a_commit_keeps_its_position() -> None:
     world.set_topics(topic.resize(3))
     topic.ends[2] = 11
     settle(world, "A", epoch)
-    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 0, 2: 4}
+    if is_taken:
+        assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 0, 2: 4}
+    else:
+        assert assigned(world) == "foo-0 foo-1 foo-2" and committed(world) == {0: 0}
 
 
 def test_a_partition_taken_away_from_an_owner_that_began_behind_its_closed_gate_waits_for_it() -> None:
@@ -476,6 +493,144 @@ def test_what_a_transaction_commits_outlives_that_the_partition_is_handed_to_ano
     assert assigned(world, "B") == "foo-0 foo-1 foo-2"
     world.marker(PRODUCER, committed=is_committed)
     assert committed(world)[0] == offset
+    world.check()
+
+
+@pytest.mark.parametrize(("is_committed", "offset"), [(True, 12), (False, 9)])
+def test_what_a_transaction_commits_outlives_that_what_was_committed_before_is_deleted(
+    *, is_committed: bool, offset: int
+) -> None:
+    """The next owner's position was written at the log start, and overtook what was being committed."""
+    topic = Topic(2)
+    world = Asking(topic.image())
+    world.join("A")
+    world.set_topics(topic.resize(3))
+    a = settle(world, "A", 1)
+    b = settle(world, "B", world.join("B").member_epoch)
+    a = settle(world, "A", a)
+    b = settle(world, "B", b)
+    topic.ends = {0: 8, 2: 4}
+    world.commit("A", a, 0, 8)
+    world.set_topics(topic.resize(2))
+    topic.ends[0] = 20
+    a, b = settle(world, "A", a), settle(world, "B", b)
+    world.commit("B", b, 2, 4)
+    commit_in_transaction(world, "A", a, 0, 12)
+    world.leave("A")
+    topic.starts[0] = 9
+    for _ in range(4):
+        world.advance(LOOK_MS)
+        b = settle(world, "B", b)
+    assert assigned(world, "B") == "foo-1 foo-2", "whoever has foo-0 is told UNSTABLE_OFFSET_COMMIT anyway"
+    world.marker(PRODUCER, committed=is_committed)
+    world.advance(LOOK_MS)
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1 foo-2" and committed(world)[0] == offset
+    world.check()
+
+
+@pytest.mark.parametrize(("is_committed", "offset"), [(True, 4), (False, 0)])
+def test_a_group_is_settled_in_what_a_transaction_commits_when_that_has_ended(
+    *, is_committed: bool, offset: int
+) -> None:
+    """The log start was written in its turn, and what the transaction had read was read again."""
+    topic = Topic()
+    topic.ends = {0: 5}
+    world = Asking(topic.image())
+    for number in range(3 * GROUPS_AT_A_TIME):
+        world.join("A", group=f"a{number:03}")
+    world.commit("", -1, 0, 3)
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 4
+    commit_in_transaction(world, "", -1, 1, 4)
+    world.advance(100)
+    assert committed(world) == {0: 3}
+    world.marker(PRODUCER, committed=is_committed)
+    world.advance(1)
+    assert committed(world) == {0: 3, 1: offset}
+    world.check()
+
+
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_what_is_written_while_a_partition_waits_is_not_lost_where_another_coordinator_takes_over(
+    *, fails_over: bool
+) -> None:
+    """When the wait had begun was soft state: what came before the fail-over was left to the client's reset."""
+    topic = Topic()
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(topic.resize(2))
+    topic.ends = {0: 0, 1: 5}
+    a = settle(world, "A", a)
+    world.set_topics(topic.resize(1))
+    a = settle(world, "A", a)
+    b = world.join("B").member_epoch
+    assert "foo-0" in assigned(world) and committed(world) == {1: 0}
+    world.leave("A")
+    b = settle(world, "B", b)
+    topic.ends[0] = 7
+    assert assigned(world, "B") == "foo-1", "foo-0 waits for what is left in foo-1"
+    if fails_over:
+        world.reload()
+    world.advance(LOOK_MS)
+    b = settle(world, "B", b)
+    world.commit("B", b, 1, 5)
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 0, 1: 5}
+    world.check()
+
+
+def test_nothing_waits_any_more_when_the_order_of_a_topic_is_no_longer_kept() -> None:
+    """The verdicts of before were used for ever: the partition was handed out and taken away in turn."""
+    topic = Topic()
+    world = Asking(topic.image())
+    epoch = world.join("A").member_epoch
+    topic.ends = {0: 5, 1: 0}
+    world.commit("A", epoch, 0, 5)
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", epoch)
+    topic.ends[1] = 3
+    world.commit("A", epoch, 1, 3)
+    world.set_topics(topic.resize(1))
+    epoch = settle(world, "A", epoch)
+    topic.ends[0] = 8
+    world.set_topics(topic.resize(2))
+    epoch = settle(world, "A", epoch)
+    assert assigned(world) == "foo-0", "foo-1 waits for what was written to foo-0 meanwhile"
+    topic.ordered = False
+    world.set_topics(topic.image())
+    for _ in range(6):
+        epoch = settle(world, "A", epoch)
+        assert assigned(world) == "foo-0 foo-1"
+        world.advance(LOOK_MS)
+    gates = world.coordinator.keeper.known(GROUP)
+    assert gates is not None and not gates.evaluated and not gates.taking
+    world.check()
+
+
+def test_a_partition_that_is_to_be_taken_away_stays_when_the_order_of_its_topic_is_no_longer_kept() -> None:
+    """The heartbeat of its owner failed for ever."""
+    topic = Topic(2)
+    topic.resize(3)
+    topic.ends = {2: 4}
+    topic.resize(2)
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.submit(lambda machine: machine.reset_heard(FOO, {1: LATEST, 2: LATEST}, "client", "/host"))
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    epoch = settle(world, "A", epoch)
+    topic.ends[0] = 9
+    world.set_topics(topic.resize(3))
+    topic.ends[2] = 11
+    world.advance(10)
+    gates = world.coordinator.keeper.known(GROUP)
+    assert gates is not None and gates.taking
+    topic.ordered = False
+    world.set_topics(topic.image())
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1 foo-2"
     world.check()
 
 

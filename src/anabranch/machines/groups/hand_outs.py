@@ -1,0 +1,173 @@
+"""The positions that the coordinator writes as partitions are handed out, or taken away (ADR 0033).
+
+of a partition that is     | and has                               | the position that is written
+handed out                 | no committed offset                   | `first_offsets`, at its first closed gate at most
+handed out                 | one before a gate that has opened     | the same one, which says so from now on
+handed out after a wait    | one of which the records are deleted  | the log start
+taken away                 | no committed offset                   | the closed gate
+
+Who finds a commit behind a closed gate takes the gate for one that was open; so nothing is written behind one.
+What is written here must not overtake what an open transaction has committed: such a partition waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
+from anabranch.machines.groups.first_offsets import FirstOffsets
+from anabranch.machines.groups.gate_effects import GateOpenedByTime
+from anabranch.machines.groups.gates import OPEN, segment_start
+from anabranch.machines.groups.group_gates import GroupGates, Waited
+from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.positions import Position, position_record
+from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.regex import Regexes
+from anabranch.machines.groups.standing import At
+from anabranch.machines.groups.starts import Starts
+
+Found = Iterator[CoordinatorRecord | GateOpenedByTime]
+
+
+class HandOuts:
+    """What follows from changes of assignments in a shard's groups."""
+
+    def __init__(self, offsets: Offsets, starts: Starts, regexes: Regexes) -> None:
+        self._offsets = offsets
+        self._starts = starts
+        self._first_offsets = FirstOffsets(offsets, starts, regexes)
+
+    def changed(
+        self,
+        group: ConsumerGroup,
+        gates: GroupGates,
+        before: Member,
+        after: Member,
+        takes: Callable[[At], bool],
+        now_ms: int,
+    ) -> Found:
+        """Note a change of a member's assignment; what to write before the member learns of it.
+
+        `takes`: whether a partition is revoked because it re-opened behind a closed gate.
+        """
+        had, by_id = dict(before.assigned), self._offsets.image.by_id
+        for topic_id, numbers in after.assigned:
+            topic = by_id.get(topic_id)
+            known = frozenset(had.get(topic_id, ()))
+            for number in numbers:
+                if topic is not None and number not in known:
+                    yield from self._handed_out(group, gates, topic, number, after, now_ms)
+        for topic_id, numbers in after.revoking:
+            topic = by_id.get(topic_id)
+            for number in numbers:
+                if topic is not None and takes((topic_id, number)):
+                    yield from self._taken_away(group, gates, topic, number, now_ms)
+
+    def awaits_transaction(self, group_id: str, gates: GroupGates, topic: TopicImage, number: int) -> bool:
+        """Whether a position may have to be written, and would overtake what an open transaction has committed."""
+        was = self._offsets.current(group_id, topic.name, number)
+        if was is not None and was.offset >= topic.log_start(number):
+            return False
+        if not self._offsets.positions.unstable(group_id, topic.name, number):
+            return False
+        at = topic.topic_id, number
+        if at not in gates.unstable:
+            gates.unstable[at] = None
+            gates.is_due = True
+        return True
+
+    def look_at_transactions(self, group_id: str, gates: GroupGates) -> None:
+        """Have partitions handed out that waited for a transaction which has ended."""
+        for at in list(gates.unstable):
+            name = self._offsets.image.name_of(at[0])
+            if not name or not self._offsets.positions.unstable(group_id, name, at[1]):
+                del gates.unstable[at]
+                gates.freed += 1
+
+    def _handed_out(
+        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int
+    ) -> Found:
+        group_id, at = group.group_id, (topic.topic_id, number)
+        was = self._offsets.current(group_id, topic.name, number)
+        gates.standing.give(topic, number, owner.member_id)
+        if owner.described.classic is None:
+            gates.standing.unlearned.setdefault(owner.member_id, set()).add(at)
+        if was is None and not self._starts.reads_from_beginning(group_id, topic.topic_id):
+            gates.standing.begin_tenure(topic, number, owner.member_id, owner.described.rebalance_timeout_ms, now_ms)
+        waited = gates.waited.pop(at, None)
+        gates.unsure.pop(at, None)
+        layout = _opened_at(gates, topic, number) if waited is not None else -1
+        position: Position | None = None
+        if was is None:
+            position = self._first(group, gates, topic, number, waited, layout, now_ms)
+            if position is None and topic.is_gated:
+                gates.begun[at] = None
+        else:
+            passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
+            if passed and not self._offsets.positions.unstable(group_id, topic.name, number):
+                position = was._replace(opened=layout)
+            if waited is not None and was.frontier is None and was.offset < topic.log_start(number):
+                # What was deleted while it waited would be out of range, and the reset of its client take the rest.
+                position = (position or was)._replace(offset=topic.log_start(number))
+        if position is not None:
+            yield position_record(group_id, topic.name, number, position)
+        cause = gates.by_time.pop(at, None)
+        if cause is not None:
+            yield GateOpenedByTime(group_id, topic.name, number, *cause)
+
+    def _first(
+        self,
+        group: ConsumerGroup,
+        gates: GroupGates,
+        topic: TopicImage,
+        number: int,
+        waited: Waited | None,
+        layout: int,
+        now_ms: int,
+    ) -> Position | None:
+        """The position of a partition without a commit; None leaves it to the client."""
+        stands_late = topic.topic_id in gates.standing.from_end
+        offset = self._first_offsets.of(group, topic, number, waited, stands_late=stands_late)
+        if offset is None:
+            return None
+        made = gates.evaluated.get(topic.topic_id)
+        ahead = -1 if made is None else made.verdicts.get(number, OPEN).ahead
+        if ahead >= 0:
+            offset = min(offset, ahead)
+        return Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
+
+    def _taken_away(
+        self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, now_ms: int
+    ) -> Iterator[CoordinatorRecord]:
+        """Write the position of a partition that is taken from an owner that has committed nothing in it.
+
+        At the closed gate, however far behind that the owner's reset may have put it, as at a hand-out.
+        """
+        gates.waited.setdefault((topic.topic_id, number), Waited(topic.log_end(number), now_ms))
+        if self._offsets.current(group.group_id, topic.name, number) is None:
+            offset = segment_start(topic, number, _opened_at(gates, topic, number))
+            position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id)
+            yield position_record(group.group_id, topic.name, number, position)
+
+    def is_read_to(self, group_id: str, gates: GroupGates, topic: TopicImage, number: int) -> bool:
+        """Whether it is known that the owner of a partition stands where its gates were decided.
+
+        An owner without a commit for all of its time counts as one that reads from the end. That opens gates of others;
+        but what is taken away from it is skipped up to the gate, and one that is slow to commit has not read that yet.
+        """
+        return (
+            self._offsets.current(group_id, topic.name, number) is not None
+            or (topic.topic_id, number) in gates.standing.reports
+            or self._first_offsets.reads_from_end(
+                group_id, topic, stands_late=topic.topic_id in gates.standing.from_end
+            )
+        )
+
+
+def _opened_at(gates: GroupGates, topic: TopicImage, number: int) -> int:
+    """The layout of the next record by which the gates of a partition were decided; -1 where they were not."""
+    made = gates.evaluated.get(topic.topic_id)
+    if made is None or topic.lineage is None or number not in made.stands:
+        return -1
+    return topic.lineage.layout_at(number, made.stands[number].position)
