@@ -81,6 +81,8 @@ class Reading:
         self.world = world
         self.values: list[str] = []
         self.owned: set[int] = set()
+        self.takings = 0
+        """How many partitions were taken away."""
         self._uncommitted: dict[int, int] = {}
         self.consumer = Consumer(
             {
@@ -102,6 +104,7 @@ class Reading:
 
     def _taken(self, consumer: Any, partitions: list[TopicPartition]) -> None:
         self.owned -= {each.partition for each in partitions}
+        self.takings += len(partitions)
 
     def is_at(self, partition: int, offset: int) -> bool:
         """Whether the client has begun to read a partition, at an offset that its reset gave it."""
@@ -379,6 +382,117 @@ def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_r
         reader.commit()
         reader.holds(0, 1)
         reader.has("c")
+
+
+def test_nothing_is_taken_away_any_more_when_ordered_delivery_is_switched_off(world: World) -> None:
+    """The gates of before were used for ever, and the partition was handed out and taken away in turn."""
+    world.resize(2)
+    with world.consumer() as reader:
+        reader.holds(0, 1)
+        world.write(1, "a")
+        reader.has("a")
+        reader.commit()
+        world.resize(1)
+        world.write(0, "b")
+        reader.has("b")
+        world.resize(2)
+        reader.holds(0)
+        world.admin.alter_configs("topic", world.topic, {"enable.ordered.delivery": "false"})
+        reader.holds(0, 1)
+        taken = reader.takings
+        world.write(1, "c")
+        deadline = time.monotonic() + 3.0
+        while time.monotonic() < deadline:
+            reader.poll()
+        assert reader.owned == {0, 1} and reader.takings == taken and reader.values == ["a", "b", "c"]
+        assert not world.waits()
+
+
+def test_what_an_owner_without_a_commit_has_not_read_is_not_skipped_when_its_partition_re_opens(world: World) -> None:
+    """It was taken for one that reads from the end, and the next owner began where the partition had re-opened."""
+    world.resize(2)
+    world.write(1, "a", "b", "c")
+    world.resize(1)
+    with world.consumer(poll_interval_ms=3_000) as slow:
+        slow.until(lambda: slow.owned == {0, 1})
+        slow.consumer.pause([TopicPartition(world.topic, 1)])
+        deadline = time.monotonic() + 4.0
+        while time.monotonic() < deadline:
+            slow.poll()
+        slow.values.clear()
+        world.write(0, "d")
+        slow.has("d")
+        world.resize(2)
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            slow.poll()
+        world.write(1, "e")
+    with world.consumer() as reader:
+        reader.has("a", "b", "c")
+        reader.commit_at(1, 3)
+        reader.has("d")
+        reader.commit_at(0, 1)
+        reader.has("e")
+        assert sorted(reader.values) == [*"abcde"]
+
+
+def test_what_is_written_while_a_partition_waits_is_read_after_the_broker_was_killed(tmp_path: Path) -> None:
+    """The wait had begun under a coordinator that is gone: what was written before was left to the client's reset."""
+    with running(tmp_path, **SETTINGS) as broker:
+        broker.settings["listeners"] = f"127.0.0.1:{broker.port}"
+        world = World(broker, "killed-while-it-waits")
+        world.admin.create_topics(world.topic, partitions=1)
+        with world.consumer(reset="latest") as reader:
+            reader.until(lambda: reader.is_at(0, 0))
+            world.resize(2)
+            reader.holds(0, 1)
+            world.write(1, "a")
+            reader.has("a")
+        world.resize(1)
+        with world.consumer(reset="latest") as reader:
+            reader.holds(1)
+            world.write(0, "while it waited")
+            broker.kill()
+            broker.start()
+            world.write(0, "and after that")
+            reader.until(lambda: world.waits() == {(0, 1)})
+            reader.has("a")
+            reader.commit()
+            reader.has("while it waited", "and after that")
+        assert reader.values == ["a", "while it waited", "and after that"]
+        world.admin.close()
+
+
+def test_what_a_transaction_commits_is_not_overtaken_by_the_position_of_the_next_owner(world: World) -> None:
+    """The log start was written for it, and what the transaction had read was read again."""
+    world.write(0, *"abcd")
+    producer = Producer({"bootstrap.servers": world.address, "transactional.id": world.topic, "log_level": 0})
+    producer.init_transactions(10)
+    with world.consumer() as reader:
+        reader.has(*"abcd")
+        reader.commit()
+        world.resize(2)
+        reader.holds(0, 1)
+        world.write(1, "e")
+        world.resize(1)
+        world.write(0, "f", "g")
+        reader.has("e", "f", "g")
+        producer.begin_transaction()
+        read = [TopicPartition(world.topic, 0, 6)]
+        producer.send_offsets_to_transaction(read, reader.consumer.consumer_group_metadata(), 10)
+    with world.consumer() as reader:
+        reader.holds(1)
+        world.admin.delete_records({(world.topic, 0): 5})
+        reader.has("e")
+        reader.commit()
+        deadline = time.monotonic() + 2.0
+        while time.monotonic() < deadline:
+            reader.poll()
+        producer.commit_transaction(10)
+        reader.holds(0, 1)
+        world.write(0, "h")
+        reader.has("h")
+        assert reader.values == ["e", "h"]
 
 
 def test_a_partition_of_a_member_that_never_speaks_again_is_not_taken_for_read(

@@ -283,7 +283,7 @@ class Gatekeeper:
     def takes(self, group: ConsumerGroup, gates: GroupGates, at: At) -> bool:
         """Whether an owned partition must be taken away: it re-opened behind a closed gate, and is read to there."""
         topic, made = self.offsets.image.by_id.get(at[0]), gates.evaluated.get(at[0])
-        if topic is None or not topic.is_gated or made is None or at[1] in made.left:
+        if made is None or made.topic is not topic or not topic.is_gated or at[1] in made.left:
             return False
         verdict = made.verdicts.get(at[1], OPEN)
         return verdict.is_reopened and self._hand_outs.is_read_to(group.group_id, gates, topic, at[1])

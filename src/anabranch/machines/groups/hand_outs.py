@@ -132,9 +132,9 @@ class HandOuts:
         if offset is None:
             return None
         made = gates.evaluated.get(topic.topic_id)
-        ahead = -1 if made is None else made.verdicts.get(number, OPEN).ahead
+        ahead = made.verdicts.get(number, OPEN).ahead if made is not None and made.topic is topic else -1
         if ahead >= 0:
-            offset = min(offset, ahead)
+            offset = max(min(offset, ahead), topic.log_start(number))
         return Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
 
     def _taken_away(
@@ -168,6 +168,6 @@ class HandOuts:
 def _opened_at(gates: GroupGates, topic: TopicImage, number: int) -> int:
     """The layout of the next record by which the gates of a partition were decided; -1 where they were not."""
     made = gates.evaluated.get(topic.topic_id)
-    if made is None or topic.lineage is None or number not in made.stands:
+    if made is None or made.topic is not topic or topic.lineage is None or number not in made.stands:
         return -1
     return topic.lineage.layout_at(number, made.stands[number].position)
