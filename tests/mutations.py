@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from tests.hand_out_mutations import HAND_OUTS
 from tests.reliability_mutations import RELIABILITY
 from tests.sharing_mutations import SHARING
 from tests.slice_mutations import COOPERATIVE
@@ -90,12 +91,6 @@ ORDER = (
         ),
         groups(132),
         f"{STOCK}::test_records_deleted_behind_the_commit_are_nothing_to_read",
-    ),
-    Mutation(
-        "where the next owner of a partition begins is written behind a closed gate",
-        (Edit(GATEKEEPER, "offset = min(offset, ahead)\n", "offset = max(offset, 0)\n"),),
-        groups(1_211_270),
-        f"{LATEST}::test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner",
     ),
     Mutation(
         "the partition count is not checked",
@@ -284,7 +279,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
+MUTATIONS = ORDER + HAND_OUTS + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

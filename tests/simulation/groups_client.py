@@ -48,6 +48,7 @@ from anabranch.machines.clients.membership.steps import (
 )
 from anabranch.machines.key_ranges import union
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatResponse
+from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
 from anabranch.protocol.messages.find_coordinator import Coordinator as FoundCoordinator
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
@@ -185,7 +186,7 @@ class FalseCluster:
         topic = self._world.topics.get(name)
         if topic is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return topic.view()
+        return topic.view(ordered=topic.ordered and not self._client.is_stock)
 
     async def offsets(self, wanted: Mapping[TopicPartition, int], **_: object) -> dict[TopicPartition, Any]:
         await self._delay()
@@ -230,7 +231,7 @@ class Way:
             self.connection.close(reason)
 
     def serves(self, request_class: type[Any]) -> bool:
-        return True
+        return not (request_class is ConsumerGroupPositionRequest and self._client.is_stock)
 
     def version_of(self, request_class: type[Any]) -> int:
         old = self._client.is_classic and self._client.version < 9
@@ -293,6 +294,8 @@ class Client(InOrder):
         self.group = group
         self.instance = instance
         self.is_classic = classic
+        self.is_stock = group in world.stock
+        """Whether it keeps to no gates, and tells no positions."""
         self.subscription = subscription
         self.reads = None if classic and subscription.pattern is not None else subscription
         """The machine's subscription: names for a classic member, unchanged while a pattern has no match."""

@@ -298,6 +298,13 @@ def late_commit(world: World) -> None:
     broker.handle(request, 10, "late", 1 << 40, answered)
 
 
+def give_up_order(world: World) -> None:
+    """A topic's order is no longer kept."""
+    names = sorted(name for name, topic in world.topics.items() if topic.ordered and len(topic.counts) > 1)
+    if names:
+        world._give_up_order(world.chance.choice(names))
+
+
 INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
     (lambda theme: 10, join),
     (lambda theme: 4, leave),
@@ -318,4 +325,5 @@ INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...
     (lambda theme: 3, stranger),
     (lambda theme: 3 * (theme.sharing > 0), switch),
     (lambda theme: 6 * (theme.sharing > 0), late_commit),
+    (lambda theme: theme.disorder, give_up_order),
 )

@@ -119,6 +119,10 @@ class PositionRules:
         self._rules.change(self.opened, key, value.opened)
         topic = machine.image.by_id.get(value.topic_id)
         if before is None or before[0] != value.topic_id:
+            group = machine.groups.get(key[0])
+            if isinstance(group, ConsumerGroup) and topic is not None and _is_revoked(group, (value.topic_id, key[2])):
+                is_open = not self._rules.opens_a_gate(group, topic, key[2], value.offset)
+                assert is_open, ("it is taken away, and its position is behind a closed gate", record, topic)
             self._rules.change(self.committed, key, (value.topic_id, value.offset))
             self._rules.change(self._committers, key, ("", True))
             self._rules.change(self._committed_ms, key, self._rules.now_ms)
@@ -274,3 +278,12 @@ class PositionRules:
             if used_ms <= oldest_ms:
                 known = self._read_by(machine, group_id)
                 assert name in known, f"{group_id} reads {known}, and still has a position in {name}-{partition}"
+
+
+def _is_revoked(group: ConsumerGroup, partition: tuple[UUID, int]) -> bool:
+    """Whether a member has yet to let go of a partition."""
+    return any(
+        topic_id == partition[0] and partition[1] in numbers
+        for member in group.members.values()
+        for topic_id, numbers in member.revoking
+    )

@@ -144,7 +144,8 @@ class Reader:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else ErrorCode.NETWORK_EXCEPTION
             self.fetcher.topic_unknown(name, ApiError(code, "metadata"), self._world.now_ms)
         else:
-            self.fetcher.topic_known(topic.view(), self._world.now_ms)
+            ordered = topic.ordered and not self._client.is_stock
+            self.fetcher.topic_known(topic.view(ordered=ordered), self._world.now_ms)
         self._client.happened()
 
     def _log_of(self, tp: TopicPartition) -> tuple[Topic | None, Log | None]:
@@ -245,6 +246,6 @@ class Reader:
             return FetchResult(ErrorCode.FENCED_LEADER_EPOCH)
         if not log.start <= wanted.offset <= log.end:
             self.gone.add(tp)
-            return FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE)
+            return FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.start)
         data = log.fetch(wanted.offset, FETCH_RECORDS_MAX)
         return FetchResult(ErrorCode.NONE, data, log.end, log.end, log.start)

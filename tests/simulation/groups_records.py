@@ -6,8 +6,8 @@ the time of its sending places the key. What may go wrong is reading, and `Group
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -192,11 +192,11 @@ class Topic:
         ends = [{number: end for number, end in ended.items() if number in self.logs} for ended in self.ends]
         return Lineage.of_ends(self.initial, tuple(self.counts), ends)
 
-    def view(self) -> TopicView:
-        """The metadata of a consumer."""
+    def view(self, *, ordered: bool) -> TopicView:
+        """The metadata of a consumer; `ordered`: whether it keeps to gates."""
         epochs = {number: log.epoch for number, log in self.logs.items()}
         return TopicView(
-            self.name, self.topic_id, self.lineage, dict.fromkeys(self.logs, BROKER), epochs, True, self.ordered
+            self.name, self.topic_id, self.lineage, dict.fromkeys(self.logs, BROKER), epochs, True, ordered
         )
 
 
@@ -216,6 +216,8 @@ class GroupEdge(ApplicationEdge):
         """The partitions that the coordinator counts as some member's."""
         self._reset_to: dict[Partition, int] = {}
         """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
+        self._freed_at: dict[Partition, int] = {}
+        """The log ends of partitions when they were last nobody's."""
 
     def _topic(self, life: str) -> Topic | None:
         return self._world.topics_by_life.get(life)
@@ -246,6 +248,9 @@ class GroupEdge(ApplicationEdge):
     def owned(self, partition: Partition, *, is_owned: bool) -> None:
         """Note that the coordinator counts a partition as another member's from now on, or as no member's."""
         self.progressed(partition, self._world.now_ms)
+        topic = self._topic(partition[0])
+        if not is_owned and topic is not None and partition[1] in topic.logs:
+            self._freed_at[partition] = topic.logs[partition[1]].end
         (self._owned.add if is_owned else self._owned.discard)(partition)
 
     def committed_offset(self, partition: Partition) -> int | None:
@@ -293,9 +298,17 @@ class GroupEdge(ApplicationEdge):
         self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
 
     def written(self, topic: Topic, number: int, offset: int) -> None:
-        """Check a position that the coordinator wrote for a group that begins at the end."""
+        """Check a position that the coordinator wrote for a group that begins at the end.
+
+        What the group has seen come is not skipped: what came after it began, or after an owner began at the end or
+        let go of the partition.
+        """
         place = topic.life, number
         if self._existed(topic, number):
+            log = topic.logs.get(number)
+            begun = self._world.rules.positions.begun[self._group_id, topic.life][number]
+            known = begun, self._reset_to.get(place, 0), self._freed_at.get(place, 0), 0 if log is None else log.start
+            assert offset <= max(known), f"{place} is begun at {offset}, of which the group has seen the end at {known}"
             self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
         elif number in topic.logs:
             assert offset <= topic.logs[number].start, (
@@ -314,3 +327,31 @@ class GroupEdge(ApplicationEdge):
         """What of a topic the group has not been handed yet."""
         missing = self.missing({(topic.life, str(key)): count for key, count in topic.sent.items()})
         return None if not missing else f"{topic.life} is not read to the end: {sorted(missing.items())[:3]}"
+
+
+class StockEdge(GroupEdge):
+    """The edge of a group of stock consumers: they cannot be stopped within a partition, but nothing is skipped."""
+
+    def __init__(self, world: World, group_id: str, *, reads_latest: bool) -> None:
+        super().__init__(world, group_id, reads_latest=reads_latest)
+        self._seen: defaultdict[Stream, set[int]] = defaultdict(set)
+
+    def delivered(self, member: str, record: Handed, now_ms: int = 0) -> None:
+        """Note a record that an application is handed."""
+        seen = self._seen[record.stream]
+        if record.number not in seen:
+            seen.add(record.number)
+            self.by_partition[record.partition] += 1
+
+    def missing(self, sent: Mapping[Stream, int], since: Mapping[Stream, int] | None = None) -> dict[Stream, list[int]]:
+        """Return the numbers up to `sent` that were neither handed out nor deleted, by key."""
+        found: dict[Stream, list[int]] = {}
+        for stream, count in sent.items():
+            left = [
+                number
+                for number in range(count)
+                if number not in self._seen[stream] and not self._is_deleted(stream, number)
+            ]
+            if left:
+                found[stream] = left
+        return found

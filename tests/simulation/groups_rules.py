@@ -488,18 +488,25 @@ class Rules:
         return True
 
     def _opens(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
-        """Whether a position that is written with a hand-out opens a gate for good: it lies behind its first record.
-
-        Nobody has committed it, so that nothing shows that the gate was ever open.
-        """
-        machine, lineage = self.world.broker_of(group.group_id).machine, topic.lineage
+        """Whether a position that is written with a hand-out opens a gate for good."""
+        machine = self.world.broker_of(group.group_id).machine
         assert machine is not None
         position = machine.positions.get(group.group_id, topic.name, number)
         topic_id, _ = self.positions.committed.get((group.group_id, topic.name, number), (None, 0))
-        if lineage is None or position is None or position.topic_id != topic.topic_id or topic_id == topic.topic_id:
+        if position is None or position.topic_id != topic.topic_id or topic_id == topic.topic_id:
             return False
-        layout = lineage.layout_at(number, position.offset)
-        if position.offset <= max(lineage.start(number, layout), topic.log_start(number)):
+        return self.opens_a_gate(group, topic, number, position.offset)
+
+    def opens_a_gate(self, group: ConsumerGroup, topic: TopicImage, number: int, offset: int) -> bool:
+        """Whether a position that nobody has committed lies behind the first record behind a closed gate.
+
+        Nothing shows that the gate was ever open.
+        """
+        lineage = topic.lineage
+        if lineage is None:
+            return False
+        layout = lineage.layout_at(number, offset)
+        if offset <= max(lineage.start(number, layout), topic.log_start(number)):
             return False
         return not lineage.may_deliver(number, layout, self._read_up_to(group, topic))
 

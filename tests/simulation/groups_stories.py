@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
@@ -295,6 +296,86 @@ def the_first_records_behind_a_gate_were_deleted() -> None:
         assert positions.committed_offset(GROUP, world.topic.life, 1) == 1, "the log start is not committed"
         assert world.edges[GROUP].by_partition[world.topic.life, 1] == 0, "the gate is open"
         world.until(lambda: world.missing() is None, 2 * POLL_INTERVAL_MS)
+
+
+def the_order_is_given_up_while_a_partition_waits_that_was_taken_away() -> None:
+    """Its owner gets it back, and keeps it: the gates of before are no longer any."""
+    with quiet(stock_groups=1.0) as world:
+        client = world.start(GROUP)
+        world.until(lambda: world.owned(client) == [{0}])
+        world.resize_to(2)
+        world.until(lambda: world.owned(client) == [{0, 1}])
+        world.send_all()
+        world.until(lambda: world.missing() is None)
+        _commit(client)
+        world.run_until(world.now_ms + SOON_MS)
+        world.resize_to(1)
+        world.send_all()
+        world.resize_to(2)
+        world.until(lambda: world.owned(client) == [{0}])
+        world.after(0, world._give_up_order, TOPIC)
+        world.until(lambda: world.owned(client) == [{0, 1}])
+        end_ms = world.now_ms + POLL_INTERVAL_MS // 2
+        while world.now_ms < end_ms:
+            world.run_until(world.now_ms + 100)
+            assert world.owned(client) == [{0, 1}], "it is taken away again"
+
+
+def a_partition_re_opens_that_its_owner_has_not_read() -> None:
+    """A stock owner has committed nothing for all of its time, and began at the start: it keeps the partition.
+
+    Were it taken away, its position would be written where it re-opened, and its next owner begin there. Nobody knows
+    where it began: what it asked a leader is not heard.
+    """
+    unheard = mock.patch.object(Client, "asks_leader", lambda *_: None)
+    with unheard, quiet(stock_groups=1.0) as world:
+        world.resize_to(2)
+        world.send_all(to=1)
+        world.resize_to(1)
+        world.tell()
+        former = world.start(GROUP)
+        unread = TopicPartition(TOPIC, 1)
+        world.until(lambda: unread in former.reader.fetcher.positions())
+        former.reader.fetcher.pause(unread)
+        assert world.edges[GROUP].by_partition[world.topic.life, 1] == 0, "it was read already"
+        world.run_until(world.now_ms + 2 * POLL_INTERVAL_MS)
+        world.send_all(to=0)
+        world.resize_to(2)
+        world.run_until(world.now_ms + SOON_MS)
+        former.kill()
+        heir = world.start(GROUP)
+        world.until(lambda: world.owned(heir) == [{0, 1}], 2 * POLL_INTERVAL_MS)
+        world.until(lambda: world.missing() is None, 2 * POLL_INTERVAL_MS)
+
+
+def a_broker_fails_while_a_partition_waits() -> None:
+    """What was written meanwhile is handed to a group that reads from the end, whoever has seen the wait begin."""
+    with quiet(latest=1.0, stock_groups=1.0) as world:
+        former = world.start(GROUP)
+        world.until(lambda: world.owned(former) == [{0}])
+        world.run_until(world.now_ms + SOON_MS)
+        world.resize_to(2)
+        world.until(lambda: world.owned(former) == [{0, 1}])
+        world.send_all(to=1)
+        world.run_until(world.now_ms + SOON_MS)
+        former.leave()
+        world.until(lambda: not former.is_alive)
+        world.resize_to(1)
+        heir = world.start(GROUP)
+        world.until(lambda: world.owned(heir) == [{1}])
+        world.send_all()
+        world.broker_of(GROUP).crash()
+        world.run_until(world.now_ms + SOON_MS)
+        assert world.owned(heir) == [{1}], "partition 0 does not wait"
+        _commit(heir)
+        world.until(lambda: world.owned(heir) == [{0, 1}])
+        world.run_until(world.now_ms + SOON_MS)
+        assert world.edges[GROUP].by_partition[world.topic.life, 0] == world.topic.logs[0].end > 0
+
+
+def _commit(client: Client) -> None:
+    """Have an application commit what it was handed."""
+    client._process.create_task(client.commit_handed(frozenset(client._handed)))
 
 
 @contextmanager

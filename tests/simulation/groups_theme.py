@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 NAMES = ("a", "b", "ab", "c")
 PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
 PARTITIONS_MAX = 8
+STOCK_FROM = 1_252_000
+"""From this seed on, lives without sharers may have groups of stock consumers, and topics that give up their order."""
 SHARERS_FROM = 2_000_000
 """From this seed on, three of four lives have members that share partitions; lives before are what they were."""
 
@@ -57,6 +59,10 @@ class Theme:
     """The largest age of the clients' metadata."""
     retention_ms: int
     """The retention of offsets of groups without members."""
+    stock_groups: float = 0.0
+    """The share of groups whose members are stock consumers."""
+    disorder: int = 0
+    """Weight of the incident that a topic's order is no longer kept."""
     sharing: float = 0.0
     """The share of members of the consumer protocol that take parts of partitions."""
     explicit: float = 0.0
@@ -81,7 +87,17 @@ class Theme:
     def of_seed(cls, seed: int, chance: random.Random) -> Theme:
         """The theme of a seed; what concerns sharers is drawn apart, so that it changes nothing else."""
         theme = cls.of(chance)
-        return theme.with_sharers(random.Random(f"sharers {seed}")) if seed >= SHARERS_FROM and seed % 4 < 3 else theme
+        if seed >= SHARERS_FROM and seed % 4 < 3:
+            return theme.with_sharers(random.Random(f"sharers {seed}"))
+        return theme.with_stock(random.Random(f"stock {seed}")) if seed >= STOCK_FROM else theme
+
+    def with_stock(self, chance: random.Random) -> Theme:
+        """The theme with groups of stock consumers, and topics whose order is kept for some time only."""
+        return replace(
+            self,
+            stock_groups=chance.choice((0.0, 0.0, 0.5, 1.0)),
+            disorder=chance.choice((0, 0, 0, 2)),
+        )
 
     def with_sharers(self, chance: random.Random) -> Theme:
         """The theme with members that share partitions.

@@ -27,7 +27,7 @@ from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_keys import keys_of
 from tests.simulation.groups_network import Connection
 from tests.simulation.groups_reader import LongPolls
-from tests.simulation.groups_records import GroupEdge, Topic
+from tests.simulation.groups_records import GroupEdge, StockEdge, Topic
 from tests.simulation.groups_rules import ANSWERED_IN_MS, PACKET_MAX_MS, Rules
 from tests.simulation.groups_shard import Broker
 from tests.simulation.groups_shared_topics import SharedEdge, SharedTopic
@@ -85,8 +85,10 @@ class World:
         self.groups = [f"g{number}" for number in range(self.theme.groups)]
         self.latest = frozenset(group_id for group_id in self.groups if self.chance.random() < self.theme.latest)
         """The groups that begin at the end."""
-        edge = SharedEdge if self.theme.sharing else GroupEdge
-        self.edges = {group_id: edge(self, group_id, reads_latest=group_id in self.latest) for group_id in self.groups}
+        stock = random.Random(f"stock groups {seed}")
+        self.stock = frozenset(group_id for group_id in self.groups if stock.random() < self.theme.stock_groups)
+        """The groups whose members are stock consumers."""
+        self.edges = {group_id: self._edge(group_id) for group_id in self.groups}
         self._topic_ids = 0
         self.image = Image(1, {})
         self.images: list[Image] = [self.image]
@@ -190,6 +192,10 @@ class World:
 
     # -- topics --------------------------------------------------------------------------------------------------------
 
+    def _edge(self, group_id: str) -> GroupEdge:
+        edge = SharedEdge if self.theme.sharing else StockEdge if group_id in self.stock else GroupEdge
+        return edge(self, group_id, reads_latest=group_id in self.latest)
+
     def some_image(self) -> Image:
         """Metadata as some broker has it."""
         return self.chance.choice(self.images[-2:]) if self._incidents else self.image
@@ -205,6 +211,12 @@ class World:
         if any(other.name == name and other is not topic for other in self.topics_by_life.values()):
             self._made_again.add(topic_id)
         self._put_topic(topic)
+
+    def _give_up_order(self, name: str) -> None:
+        """An administrator sets `enable.ordered.delivery` to false."""
+        self.topics[name].ordered = False
+        self.say("%s keeps no order any more", name)
+        self._put_topic(self.topics[name])
 
     def _delete_topic(self, name: str) -> None:
         del self.topics[name]

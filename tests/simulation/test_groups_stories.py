@@ -11,9 +11,11 @@ from anabranch.machines.clients.membership.steps import Owned, Revoke, Subscript
 from anabranch.protocol.messages.sync_group import SyncGroupResponse
 from tests.simulation.groups_client import Client
 from tests.simulation.groups_stories import (
+    a_broker_fails_while_a_partition_waits,
     a_classic_group_comes_back_after_a_resize,
     a_group_comes_back_after_a_resize,
     a_partition_is_removed_and_made_again_while_nobody_reads,
+    a_partition_re_opens_that_its_owner_has_not_read,
     a_static_member_comes_back_while_a_member_computes,
     a_topic_is_granted_again_to_a_member_that_was_told_of_its_parent,
     an_owner_that_comes_back_has_all_its_time,
@@ -21,6 +23,7 @@ from tests.simulation.groups_stories import (
     records_are_deleted_under_a_slow_owner,
     records_before_a_gate_are_deleted,
     the_first_records_behind_a_gate_were_deleted,
+    the_order_is_given_up_while_a_partition_waits_that_was_taken_away,
     unread_records_were_deleted,
 )
 from tests.simulation.groups_world import World
@@ -115,6 +118,9 @@ def test_an_answer_that_a_leaving_member_ignores_does_not_move_what_it_holds_to_
         the_first_records_behind_a_gate_were_deleted,
         records_are_deleted_under_a_slow_owner,
         records_before_a_gate_are_deleted,
+        the_order_is_given_up_while_a_partition_waits_that_was_taken_away,
+        a_partition_re_opens_that_its_owner_has_not_read,
+        a_broker_fails_while_a_partition_waits,
     ],
 )
 def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], None]) -> None:

@@ -1,0 +1,80 @@
+"""Mutations of what is written as partitions are handed out and taken away (ADR 0033)."""
+
+from __future__ import annotations
+
+from tests.support.mutations import PYTEST, Edit, Mutation
+
+LATEST = "tests/end_to_end/test_latest_groups.py"
+STOCK = "tests/end_to_end/test_stock_groups.py"
+STORIES = "tests/simulation/test_groups_stories.py::test_a_story_of_a_group_that_reads_in_order_ends_well"
+STARTS = "tests/unit/machines/groups/test_starts.py"
+GATEKEEPER = "machines/groups/gatekeeper.py"
+RESETS = "machines/groups/resets.py"
+WRITTEN = "machines/groups/hand_outs.py"
+
+
+HAND_OUTS = (
+    Mutation(
+        "where the next owner of a partition begins is written behind a closed gate",
+        (Edit(WRITTEN, "offset = max(min(offset, ahead), topic.log_start(number))\n", "offset = max(offset, 0)\n"),),
+        (
+            *PYTEST,
+            f"{STARTS}::test_a_partition_that_was_begun_behind_a_closed_gate_is_written_at_the_gate_for_its_next_owner",
+        ),
+        f"{LATEST}::test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner",
+    ),
+    Mutation(
+        "gates of a topic whose order is given up are used on",
+        (
+            Edit(
+                GATEKEEPER,
+                "        if made is None or made.topic is not topic or not topic.is_gated or at[1] in made.left:\n",
+                "        if made is None or at[1] in made.left:\n",
+            ),
+            Edit(
+                GATEKEEPER,
+                "            gates.forget_gates([topic_id for topic_id in gates.evaluated "
+                "if not by_id[topic_id].is_gated])\n",
+                "",
+            ),
+        ),
+        (*PYTEST, f"{STORIES}[the_order_is_given_up_while_a_partition_waits_that_was_taken_away]"),
+        f"{STOCK}::test_nothing_is_taken_away_any_more_when_ordered_delivery_is_switched_off",
+    ),
+    Mutation(
+        "a partition is taken away at its gate from whoever may not have read to there",
+        (
+            Edit(
+                WRITTEN,
+                "        return (\n            self._offsets.cur",
+                "        return True or (\n            self._offsets.cur",
+            ),
+            Edit(
+                RESETS,
+                " or any(at[0] == made.topic.topic_id for at in gates.begun)\n",
+                "\n",
+            ),
+        ),
+        (*PYTEST, f"{STORIES}[a_partition_re_opens_that_its_owner_has_not_read]"),
+        f"{STOCK}::test_what_an_owner_without_a_commit_has_not_read_is_not_skipped_when_its_partition_re_opens",
+    ),
+    Mutation(
+        "a wait begins when a coordinator first looks",
+        (Edit(GATEKEEPER, "is_seen=not made.is_first)", "is_seen=True)"),),
+        (*PYTEST, f"{STORIES}[a_broker_fails_while_a_partition_waits]"),
+        f"{STOCK}::test_what_is_written_while_a_partition_waits_is_read_after_the_broker_was_killed",
+    ),
+    Mutation(
+        "a position that is written with a hand-out overtakes what an open transaction has committed",
+        (
+            Edit(
+                WRITTEN,
+                "        if not self._offsets.positions.unstable(group_id, topic.name, number):\n"
+                "            return False\n",
+                "        return False\n",
+            ),
+        ),
+        (*PYTEST, f"{STARTS}::test_what_a_transaction_commits_outlives_that_what_was_committed_before_is_deleted"),
+        f"{STOCK}::test_what_a_transaction_commits_is_not_overtaken_by_the_position_of_the_next_owner",
+    ),
+)
