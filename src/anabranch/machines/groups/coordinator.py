@@ -157,10 +157,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
 
     def marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """After the marker of a transaction: go on with what waited for it."""
-        draft: Draft[CoordinatorRecord] = Draft()
-        draft.add(self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms)))
-        self.settling.marked(draft, now_ms)
-        return self.keeper.rung_by_marker(draft.outcome(None), now_ms)
+        outcome = self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
+        return self.keeper.rung_by_marker(self.settling.marked(outcome, now_ms), now_ms)
 
     def _follow(self, group_id: str, partition: tuple[str, int]) -> None:
         """Bury the ranges that a position has passed."""

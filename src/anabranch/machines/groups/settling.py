@@ -77,10 +77,13 @@ class Settling:
         if self._held and not self._left:
             draft.set_timer(("settle",), now_ms + TRANSACTION_MS)
 
-    def marked(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """Have groups settled that may have waited for a transaction which has ended."""
+    def marked(self, outcome: Outcome[None, CoordinatorRecord], now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """The outcome of a transaction's end; groups that may have waited for it are settled next."""
+        draft: Draft[CoordinatorRecord] = Draft()
+        draft.add(outcome)
         if self._held:
             draft.set_timer(("settle",), now_ms)
+        return draft.outcome(None)
 
     def look(self, group: Group) -> frozenset[str]:
         """Note, and return, the topics that a group subscribes to now."""
