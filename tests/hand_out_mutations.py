@@ -51,8 +51,8 @@ HAND_OUTS = (
             ),
             Edit(
                 RESETS,
-                " or any(at[0] == made.topic.topic_id for at in gates.begun)\n",
-                "\n",
+                "    return bool(made.closed or made.left or made.topic.topic_id in gates.begun)\n",
+                "    return bool(made.closed or made.left)\n",
             ),
         ),
         (*PYTEST, f"{STORIES}[a_partition_re_opens_that_its_owner_has_not_read]"),

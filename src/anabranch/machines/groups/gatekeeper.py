@@ -295,11 +295,9 @@ class Gatekeeper:
     ) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
         """Note a change of a member's assignment; the positions to write before the member learns of it."""
         gates = self.of(group.group_id)
-        begun = len(gates.begun)
         yield from self._hand_outs.changed(group, gates, before, after, partial(self.takes, group, gates), now_ms)
-        if len(gates.begun) > begun:
-            for topic_id, _ in after.assigned:
-                self.hearing.setdefault(topic_id, {})[group.group_id] = None
+        for topic_id in gates.begun:
+            self.hearing.setdefault(topic_id, {})[group.group_id] = None
 
     def forget(self, group_id: str, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""
@@ -332,7 +330,7 @@ class Gatekeeper:
             return
         at = topic.topic_id, partition
         gates.standing.tenures.pop(at, None)
-        gates.begun.pop(at, None)
+        gates.has_begun(at)
         stall, frontier = gates.standing.stalls.get(at), position.frontier
         if stall is not None and (
             frontier is None or stall.raw != shares.done_below(stall.reached, position.offset, frontier)

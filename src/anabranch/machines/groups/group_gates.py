@@ -55,8 +55,8 @@ class GroupGates:
     """The partitions whose leaders have not answered yet."""
     unstable: dict[At, None] = field(default_factory=dict)
     """Partitions that are withheld until an open transaction, which has committed offsets of them, has ended."""
-    begun: dict[At, None] = field(default_factory=dict)
-    """Partitions that were handed out without an offset, to be begun where the client's reset says; not heard yet."""
+    begun: dict[UUID, set[int]] = field(default_factory=dict)
+    """By topic: partitions handed out without an offset, to be begun where the client's reset says; not heard yet."""
     waited: dict[At, Waited] = field(default_factory=dict)
     """Partitions that waited and were not handed out since."""
     by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
@@ -102,7 +102,6 @@ class GroupGates:
             self.by_time,
             self.unsure,
             self.unstable,
-            self.begun,
             self.asked,
             self.asking,
             self.touched,
@@ -121,6 +120,19 @@ class GroupGates:
         standing.from_end -= gone
         for topic_id in gone:
             self.evaluated.pop(topic_id, None)
+            self.begun.pop(topic_id, None)
+
+    def begins(self, at: At) -> None:
+        """Note that a partition is handed out, to be begun where the client's reset says."""
+        self.begun.setdefault(at[0], set()).add(at[1])
+
+    def has_begun(self, at: At) -> None:
+        """Note that a partition has an offset, or that its client has asked for one."""
+        numbers = self.begun.get(at[0])
+        if numbers is not None:
+            numbers.discard(at[1])
+            if not numbers:
+                del self.begun[at[0]]
 
     def forget_gates(self, topic_ids: Iterable[UUID]) -> None:
         """Drop what was decided of topics in which nothing waits any more: their order is not kept from now on.

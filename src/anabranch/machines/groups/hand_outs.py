@@ -102,7 +102,7 @@ class HandOuts:
         if was is None:
             position = self._first(group, gates, topic, number, waited, layout, now_ms)
             if position is None and topic.is_gated:
-                gates.begun[at] = None
+                gates.begins(at)
         else:
             passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
             if passed and not self._offsets.positions.unstable(group_id, topic.name, number):

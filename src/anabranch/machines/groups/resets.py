@@ -65,7 +65,7 @@ class HeardResets:
 
 def _hears(gates: GroupGates, made: Evaluated) -> bool:
     """Whether a question for a first offset of a topic may say something of a group."""
-    return bool(made.closed or made.left) or any(at[0] == made.topic.topic_id for at in gates.begun)
+    return bool(made.closed or made.left or made.topic.topic_id in gates.begun)
 
 
 def _heard(
@@ -78,13 +78,18 @@ def _heard(
 ) -> Start:
     """The start with what the request says of it: the questions for partitions that this client may have to begin."""
     latest, other = set(start.latest), start.other
-    for number, timestamp in asked.items():
-        owner = group.members.get(group.holders.get((topic.topic_id, number), ""))
-        if owner is None or (owner.described.client_id, owner.described.client_host) != caller:
+    callers = {
+        member_id
+        for member_id, member in group.members.items()
+        if (member.described.client_id, member.described.client_host) == caller
+    }
+    gates = keeper.of(group.group_id)
+    for number, timestamp in asked.items() if callers else ():
+        if group.holders.get((topic.topic_id, number), "") not in callers:
             continue
         if keeper.offsets.current(group.group_id, topic.name, number) is not None:
             continue
-        keeper.of(group.group_id).begun.pop((topic.topic_id, number), None)
+        gates.has_begun((topic.topic_id, number))
         if timestamp != LATEST:
             other = True
         elif number in start.ends:
