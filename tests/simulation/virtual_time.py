@@ -90,20 +90,20 @@ class _Step(asyncio.TimerHandle):
         when: float,
         callback: Callable[..., object],
         args: Sequence[Any],
-        loop: asyncio.AbstractEventLoop,
-        context: Context | None = None,
+        context: Context | None,
     ) -> None:
         self._when = when
         self._context = copy_context() if context is None else context
         self._callback = callback
         self._args = args
-        self._loop = loop
-        self._cancelled = self._scheduled = False
-        self._repr = self._source_traceback = None
+        self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._args = ()  # The loop drops the handle when its time comes.
+
+    def __repr__(self) -> str:
+        return f"<{'cancelled' if self._cancelled else self._callback} at {self._when} s>"
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -145,21 +145,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Step(when, callback, args, self, context)
+        timer = _Step(when, callback, args, context)
         heappush(self._timers, (when, next(self.numbers), timer))
         return timer
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
+        timer = _Step(self._now_s + delay, callback, args, context)
+        heappush(self._timers, (timer._when, next(self.numbers), timer))
+        return timer
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if self._closed:
             raise RuntimeError("the loop is closed")
-        handle = _Step(self._now_s, callback, args, self, context)
+        handle = _Step(self._now_s, callback, args, context)
         self._ready.append(handle)
         return handle
 
@@ -180,26 +182,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
             now_s = self._now_s
             while timers and timers[0][0] <= now_s:
                 ready.append(heappop(timers)[2])
-            for _ in range(len(ready)):
-                self._run(ready.popleft())
+            self._run(ready)
             if self._stopping:
                 return
 
-    def _run(self, handle: _Step) -> None:
-        """Run a callback, unless it is cancelled or its process dead."""
-        if handle._cancelled:
-            return
-        process = handle._context.get(_process)
-        if process is not None and (not process.alive or process.is_watched) and not process.may_run(handle):
-            return
-        try:
-            handle._context.run(handle._callback, *handle._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.failure = self.failure or error
-        if self.failure is not None and not self._ending:
-            raise self.failure
+    def _run(self, ready: deque[_Step]) -> None:
+        """Run the callbacks that are ready now, but for cancelled ones and those of dead processes."""
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            context = handle._context
+            process = context.get(_process)
+            if process is not None and (not process.alive or process.is_watched) and not process.may_run(handle):
+                continue
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.failure = self.failure or error
+            if self.failure is not None and not self._ending:
+                raise self.failure
 
     def _waiting_tasks(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self) if _alive(task)]
