@@ -74,9 +74,14 @@ class Fetcher:
 
     def awaiting(self) -> tuple[TopicPartition, ...]:
         """Return the partitions that wait for `begin`, or for `arrive`."""
-        topics = self._state.topics.values()
-        parts = (part for topic in topics for part in topic.partitions.values())
-        return tuple([part.name for part in parts if part.awaiting or part.arriving])
+        return tuple(
+            [
+                part.name
+                for topic in self._state.topics.values()
+                for part in topic.partitions.values()
+                if part.awaiting or part.arriving
+            ]
+        )
 
     def arriving(self, tp: TopicPartition) -> KeyRanges:
         """Return the ranges of a partition that wait for `arrive`."""
