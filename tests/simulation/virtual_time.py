@@ -20,6 +20,7 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar, TypeVarTuple, cast
+from weakref import WeakSet
 
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import File
@@ -72,6 +73,8 @@ class _Task(asyncio.Task[Any]):
         self.number = next(loop.numbers)
         self.process = _process.get() if context is None else context.get(_process)
         super().__init__(coroutine, loop=loop, context=context)
+        if self.process is not None:
+            self.process.tasks.add(self)
 
     def __hash__(self) -> int:
         return self.number
@@ -287,6 +290,7 @@ class Process:
         self._context = Context()
         self._context.run(_process.set, self)
         self._frozen: list[_Step] = []
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._kept: list[asyncio.Task[Any]] = []
         """The tasks of a dead process; nothing else may refer to them any more."""
         self._left: int | None = None
@@ -322,7 +326,7 @@ class Process:
         """Stop the process: none of its code runs from now on."""
         if self.alive:
             self.alive = False
-            self._kept = [task for task in asyncio.all_tasks(self._loop) if _process_of(task) is self]
+            self._kept = [task for task in self.tasks if not task.done()]
             self.killed.set_result(None)
 
     def kill_in(self, steps: int | None) -> None:
