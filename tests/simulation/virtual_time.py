@@ -180,8 +180,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not ready and not self._stopping:
                 if not timers:
                     raise DeadlockError(f"nothing is ready and no timer is set; {self._waiting_tasks()}")
-                self._now_s = max(self._now_s, timers[0][0])
-                self.now_ms = round(self._now_s * 1000)
+                if timers[0][0] > self._now_s:
+                    self._now_s = timers[0][0]
+                    self.now_ms = round(self._now_s * 1000)
             now_s = self._now_s
             while timers and timers[0][0] <= now_s:
                 ready.append(heappop(timers)[2])
@@ -305,7 +306,7 @@ class Process:
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in the process, now."""
-        return self.context.run(function, *args)
+        return self._context.copy().run(function, *args)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Start a task of the process."""
