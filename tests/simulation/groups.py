@@ -30,7 +30,7 @@ def _settle() -> None:
     """Keep the garbage collector from what all lives share, and from running often: a life leaves little behind."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(50_000, 10, 100)
 
 
 def live(seed: int, **changed: Any) -> World:

@@ -6,13 +6,15 @@ from uuid import UUID
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.shares import held_of
-from anabranch.machines.key_ranges import Ranges
+from anabranch.machines.key_ranges import WHOLE, Ranges
 
 Partition = tuple[UUID, int]
 
 
 def keys_of(member: Member) -> dict[Partition, Ranges]:
     """What no other member may have: assigned, or to be revoked."""
+    if not member.shares and not member.revoking_shares:
+        return dict.fromkeys(member.holds, WHOLE)
     return {at: member.held(at) for at in dict.fromkeys(member.holds)}
 
 
@@ -29,6 +31,8 @@ def assigned_keys(member: Member) -> dict[Partition, Ranges]:
 def target_keys(group: ConsumerGroup, member_id: str) -> dict[Partition, Ranges]:
     """What a member is to have."""
     target, shares = group.target(member_id), group.target_shares.get(member_id, ())
+    if not shares:
+        return {(topic_id, number): WHOLE for topic_id, numbers in target for number in numbers}
     return {
         (topic_id, number): held_of((topic_id, number), target, shares)
         for topic_id, numbers in target

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FETCH_MAX_WAIT_MS = 500
 FETCH_RECORDS_MAX = 20
 SESSION = 1
+NO_TOPIC = FetchResult(ErrorCode.UNKNOWN_TOPIC_ID)
 
 
 @dataclass(slots=True, eq=False)
@@ -192,14 +193,15 @@ class Reader:
     def _answer(self, fetch: Fetch, until_ms: int) -> None:
         """Answer a fetch, or let it wait."""
         now_ms = self._world.now_ms
-        if now_ms < until_ms and not any(self._has_news(tp, wanted) for tp, wanted in self._session_fetches.items()):
+        news = [tp for tp, wanted in self._session_fetches.items() if self._has_news(tp, wanted)]
+        if not news and now_ms < until_ms:
             poll = LongPoll(self, fetch, until_ms, frozenset(self._session_fetches))
             self._world.long_polls.park(poll)
             self._world.at(until_ms, self._waited, poll)
             return
         answers = {}
         for tp, wanted in self._session_fetches.items():
-            if tp in fetch.partitions or self._has_news(tp, wanted):
+            if tp in fetch.partitions or tp in news:
                 answers[tp] = self._fetched_of(tp, wanted)
         self.fetcher.answered(fetch.request_id, ErrorCode.NONE, SESSION, answers, now_ms)
         self._client.happened()
@@ -224,20 +226,18 @@ class Reader:
 
     def _has_news(self, tp: TopicPartition, wanted: FetchFrom) -> bool:
         """Whether the answer for a partition is not empty: it has records, or an error."""
-        topic, log = self._log_of(tp)
+        topic = self._world.topics.get(tp.topic)
+        if topic is None or (topic.topic_id is not wanted.topic_id and topic.topic_id != wanted.topic_id):
+            return True
+        log = topic.logs.get(tp.partition)
         return (
-            topic is None
-            or log is None
-            or log.end != wanted.offset
-            or log.epoch != wanted.leader_epoch
-            or topic.count != wanted.count
-            or topic.topic_id != wanted.topic_id
+            log is None or log.end != wanted.offset or log.epoch != wanted.leader_epoch or topic.count != wanted.count
         )
 
     def _fetched_of(self, tp: TopicPartition, wanted: FetchFrom) -> FetchResult:
         topic, log = self._log_of(tp)
         if topic is None or topic.topic_id != wanted.topic_id:
-            return FetchResult(ErrorCode.UNKNOWN_TOPIC_ID)
+            return NO_TOPIC
         if log is None:
             return FetchResult(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if wanted.count != topic.count:

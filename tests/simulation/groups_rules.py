@@ -121,8 +121,10 @@ class Rules:
         self._held: dict[tuple[str, UUID, int], _Held] = {}
         self._waits_idly: dict[tuple[str, UUID, int], int] = {}
         """Free partitions that wait although everything before them is committed: since when."""
-        self._owners_seen: dict[str, object] = {}
-        """By group: on what the last check of its owners was based."""
+        self._owners_seen: dict[str, tuple[object, object]] = {}
+        """By group: the stored group, and the basis, of the last check of its owners."""
+        self._checked: dict[tuple[str, str], tuple[object, object]] = {}
+        """By check and group: the stored group, and the basis, of the last such check."""
         self._removals = 0
         self._decided: dict[int, _Decided] = {}
         """By the reply's identity: replies that have not left their broker yet."""
@@ -162,7 +164,9 @@ class Rules:
             changed = bool(outcome.records) or cause.kind in ("topics", "loaded")
             if changed and isinstance(group, ConsumerGroup):
                 self._whose_target(cause, group, seen, outcome)
-                self._consistent(machine, group)
+                basis = group.changes, machine.image.version, self._client_side.get(group_id)
+                if self._is_new("consistent", group, basis):
+                    self._consistent(machine, group)
                 self._granted(machine, group, seen)
             if changed or isinstance(group, ClassicGroup) or self.world.chance.random() < 0.1:
                 broker.check_stored(machine, group_id)
@@ -178,7 +182,8 @@ class Rules:
                 self._look_anew(group_id)
             if changed:
                 self.positions.begin(machine, group_id)
-                self._hold(machine, group_id)
+                if not isinstance(group, ConsumerGroup) or self._is_new("hold", group, group.changes):
+                    self._hold(machine, group_id)
             self.check_owners(group_id)
         self._told_what_is(machine, cause, outcome)
         self.positions.after_step(machine, cause, outcome)
@@ -191,6 +196,15 @@ class Rules:
         self._decide(broker, cause.request, outcome.reply)
         for answer in outcome.answers:
             self._decide(broker, self._tickets.pop(answer.ticket), answer.reply)
+
+    def _is_new(self, check: str, group: ConsumerGroup, basis: object) -> bool:
+        """Whether a group, or the basis of a check, is not what it was when the check was last made."""
+        at = check, group.group_id
+        last = self._checked.get(at)
+        if last is not None and last[0] is group and last[1] == basis:
+            return False
+        self._checked[at] = group, basis
+        return True
 
     def change(self, mapping: MutableMapping[Key, Value], key: Key, value: Value) -> None:
         """Set an entry that is undone if the log loses the decision; `ABSENT` removes the key."""
@@ -756,20 +770,28 @@ class Rules:
     def check_owners(self, group_id: str) -> None:
         """Check that no partition has two owners, and that owners match the coordinator's state."""
         broker = self.world.broker_of(group_id)
+        group = broker.fold.groups.get(group_id)
         clients = [client for client in self.world.clients if client.group == group_id]
         seen = (
-            broker.log.end,
+            group.changes if isinstance(group, ConsumerGroup) else 0,
             broker.fold.image.version,
             self._removals,
             [
-                (client, client.machine.owned, client.assigning, client.standing, client.has_given_up)
+                (
+                    client,
+                    client.machine.owned,
+                    client.assigning,
+                    client.stamps.copy(),
+                    client.standing,
+                    client.has_given_up,
+                )
                 for client in clients
             ],
         )
-        if self._owners_seen.get(group_id) == seen:
+        last = self._owners_seen.get(group_id)
+        if last is not None and last[0] is group and last[1] == seen:
             return
-        self._owners_seen[group_id] = seen
-        group = broker.fold.groups.get(group_id)
+        self._owners_seen[group_id] = group, seen
         owners: dict[Partition, list[tuple[Client, Ranges]]] = {}
         for client in clients:
             holds = client.keys

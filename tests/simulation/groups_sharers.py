@@ -81,7 +81,7 @@ class SharingReader(Reader):
         data, looked = log.fetch_some(
             wanted.offset, FETCH_RECORDS_MAX, wanted.asked, lambda epoch: topic.spread_in(tp.partition, epoch)
         )
-        return replace(found, data=data, filtered_to=looked)
+        return found._replace(data=data, filtered_to=looked)
 
 
 class SharingClient(Client):

@@ -9,7 +9,6 @@ of ordering.md (`groups_records.GroupEdge`); after quiet time every group must c
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +22,7 @@ from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, union
 from tests.simulation.groups_client import Client, SimAssignor
+from tests.simulation.groups_clock import Chance
 from tests.simulation.groups_incidents import INCIDENTS
 from tests.simulation.groups_keys import keys_of
 from tests.simulation.groups_network import Connection
@@ -50,7 +50,7 @@ class World:
     def __init__(self, seed: int, *, show: bool = False, **changed: Any) -> None:
         """`changed` is of the theme."""
         self.seed = seed
-        self.chance = random.Random(seed)
+        self.chance = Chance(seed)
         self.theme = replace(Theme.of_seed(seed, self.chance), **changed)
         self.loop = VirtualLoop(seed, steps_max=STEPS_MAX)
         self.transcript: list[str] | None = [] if show else None
@@ -122,7 +122,7 @@ class World:
 
     def after(self, ms: int, do: Callable[..., object], *given: Any) -> None:
         """Call a function after a delay."""
-        self.at(self.now_ms + ms, do, *given)
+        self.at(BEGIN_MS + self.loop.now_ms + ms, do, *given)
 
     def run_until(self, at_ms: int) -> None:
         """Let time pass."""

@@ -20,6 +20,7 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from heapq import heappop, heappush
 from typing import Any, Generic, TypeVar, TypeVarTuple, cast
+from weakref import WeakSet
 
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import File
@@ -72,6 +73,8 @@ class _Task(asyncio.Task[Any]):
         self.number = next(loop.numbers)
         self.process = _process.get() if context is None else context.get(_process)
         super().__init__(coroutine, loop=loop, context=context)
+        if self.process is not None:
+            self.process.tasks.add(self)
 
     def __hash__(self) -> int:
         return self.number
@@ -90,20 +93,20 @@ class _Step(asyncio.TimerHandle):
         when: float,
         callback: Callable[..., object],
         args: Sequence[Any],
-        loop: asyncio.AbstractEventLoop,
-        context: Context | None = None,
+        context: Context | None,
     ) -> None:
         self._when = when
         self._context = copy_context() if context is None else context
         self._callback = callback
         self._args = args
-        self._loop = loop
-        self._cancelled = self._scheduled = False
-        self._repr = self._source_traceback = None
+        self._cancelled = False
 
     def cancel(self) -> None:
         self._cancelled = True
         self._args = ()  # The loop drops the handle when its time comes.
+
+    def __repr__(self) -> str:
+        return f"<{'cancelled' if self._cancelled else self._callback} at {self._when} s>"
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -145,21 +148,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Step(when, callback, args, self, context)
+        timer = _Step(when, callback, args, context)
         heappush(self._timers, (when, next(self.numbers), timer))
         return timer
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
+        timer = _Step(self._now_s + delay, callback, args, context)
+        heappush(self._timers, (timer._when, next(self.numbers), timer))
+        return timer
 
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.Handle:
         if self._closed:
             raise RuntimeError("the loop is closed")
-        handle = _Step(self._now_s, callback, args, self, context)
+        handle = _Step(self._now_s, callback, args, context)
         self._ready.append(handle)
         return handle
 
@@ -175,31 +180,34 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if not ready and not self._stopping:
                 if not timers:
                     raise DeadlockError(f"nothing is ready and no timer is set; {self._waiting_tasks()}")
-                self._now_s = max(self._now_s, timers[0][0])
-                self.now_ms = round(self._now_s * 1000)
+                if timers[0][0] > self._now_s:
+                    self._now_s = timers[0][0]
+                    self.now_ms = round(self._now_s * 1000)
             now_s = self._now_s
             while timers and timers[0][0] <= now_s:
                 ready.append(heappop(timers)[2])
-            for _ in range(len(ready)):
-                self._run(ready.popleft())
+            self._run(ready)
             if self._stopping:
                 return
 
-    def _run(self, handle: _Step) -> None:
-        """Run a callback, unless it is cancelled or its process dead."""
-        if handle._cancelled:
-            return
-        process = handle._context.get(_process)
-        if process is not None and (not process.alive or process.is_watched) and not process.may_run(handle):
-            return
-        try:
-            handle._context.run(handle._callback, *handle._args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self.failure = self.failure or error
-        if self.failure is not None and not self._ending:
-            raise self.failure
+    def _run(self, ready: deque[_Step]) -> None:
+        """Run the callbacks that are ready now, but for cancelled ones and those of dead processes."""
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            context = handle._context
+            process = context.get(_process)
+            if process is not None and (not process.alive or process.is_watched) and not process.may_run(handle):
+                continue
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.failure = self.failure or error
+            if self.failure is not None and not self._ending:
+                raise self.failure
 
     def _waiting_tasks(self) -> str:
         tasks = [task for task in asyncio.all_tasks(self) if _alive(task)]
@@ -283,6 +291,7 @@ class Process:
         self._context = Context()
         self._context.run(_process.set, self)
         self._frozen: list[_Step] = []
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._kept: list[asyncio.Task[Any]] = []
         """The tasks of a dead process; nothing else may refer to them any more."""
         self._left: int | None = None
@@ -297,7 +306,7 @@ class Process:
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function in the process, now."""
-        return self.context.run(function, *args)
+        return self._context.copy().run(function, *args)
 
     def create_task(self, coroutine: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Start a task of the process."""
@@ -318,7 +327,7 @@ class Process:
         """Stop the process: none of its code runs from now on."""
         if self.alive:
             self.alive = False
-            self._kept = [task for task in asyncio.all_tasks(self._loop) if _process_of(task) is self]
+            self._kept = [task for task in self.tasks if not task.done()]
             self.killed.set_result(None)
 
     def kill_in(self, steps: int | None) -> None:

@@ -31,10 +31,11 @@ class Positions:
 
     def wanted(self) -> tuple[TopicPartition, ...]:
         """Return the partitions of which committed offsets are to be read."""
-        fetcher = self._context.fetcher
-        return tuple(
-            tp for tp in fetcher.awaiting() if tp not in self._arrived or self._arrived[tp][0] != fetcher.arrivals(tp)
-        )
+        fetcher, arrived = self._context.fetcher, self._arrived
+        awaiting = fetcher.awaiting()
+        if not arrived:
+            return awaiting
+        return tuple(tp for tp in awaiting if tp not in arrived or arrived[tp][0] != fetcher.arrivals(tp))
 
     def forget(self, tp: TopicPartition) -> None:
         """Forget what was read of ranges that are to be added: some were taken away."""
@@ -42,6 +43,8 @@ class Positions:
 
     def apply(self) -> None:
         """Begin to read ranges that were added to partitions. Not while the application is given records."""
+        if not self._arrived:
+            return
         context = self._context
         arrived, self._arrived = self._arrived, {}
         for tp, (grant, at) in arrived.items():

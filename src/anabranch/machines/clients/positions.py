@@ -119,6 +119,8 @@ class PositionReports:
 
         `needs`: what closed gates of this member wait on (`Fetcher.needs`).
         """
+        if not needs and not self._wanted:
+            return ()
         found: list[TopicPartition] = []
         for tp in sorted(self._wanted | needs.keys()):
             standing = standing_of(tp)

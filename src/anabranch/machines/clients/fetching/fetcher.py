@@ -74,9 +74,14 @@ class Fetcher:
 
     def awaiting(self) -> tuple[TopicPartition, ...]:
         """Return the partitions that wait for `begin`, or for `arrive`."""
-        topics = self._state.topics.values()
-        parts = (part for topic in topics for part in topic.partitions.values())
-        return tuple([part.name for part in parts if part.awaiting or part.arriving])
+        return tuple(
+            [
+                part.name
+                for topic in self._state.topics.values()
+                for part in topic.partitions.values()
+                if part.awaiting or part.arriving
+            ]
+        )
 
     def arriving(self, tp: TopicPartition) -> KeyRanges:
         """Return the ranges of a partition that wait for `arrive`."""
@@ -429,11 +434,11 @@ class Fetcher:
             if partition is None or origin is None or partition.topic_id not in (None, origin.topic_id):
                 continue
             if origin.asked is not partition.asked:
-                session.known.pop(tp, None)
+                session.ask_anew(tp)
             elif partition.position is not None and origin.offset == partition.fetch_offset:
                 receiving.take(state, partition, origin, result, now_ms)
                 if result.error is not ErrorCode.NONE:
-                    session.known.pop(tp, None)
+                    session.ask_anew(tp)
 
     def lost(self, request_id: int, now_ms: int) -> None:
         """Handle the loss of a fetch or lookup: no response will arrive."""

@@ -5,7 +5,7 @@ Fetching is incremental (KIP-227); the next fetch is sent while the application 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
@@ -27,21 +27,31 @@ def request(state: FetchingState, now_ms: int) -> ConsumerWork:
     """Return all requests to send now."""
     work = ConsumerWork()
     state.wake_at_ms = None
-    wanted: dict[int, dict[TopicPartition, FetchFrom]] = {node: {} for node in state.sessions}
+    busy = [node for node, session in state.sessions.items() if session.busy]
+    readable: list[tuple[int, TopicView, Partition]] = []
     lookups: dict[int, dict[TopicPartition, tuple[int, int]]] = {}
-    size_max = _size_max(state)
     for topic in state.topics.values():
-        _refresh(state, topic, now_ms, work)
-        if topic.view is not None:
-            for partition in topic.partitions.values():
-                _want(state, topic.view, partition, now_ms, size_max, wanted, lookups)
+        if topic.stale and not topic.asked:
+            _refresh(state, topic, now_ms, work)
+        view = topic.view
+        for partition in topic.partitions.values() if view is not None else ():
+            assert view is not None
+            node = _usable_leader(state, view, partition, now_ms)
+            if node is None:
+                continue
+            if partition.position is not None:
+                if node not in busy and not partition.paused:
+                    readable.append((node, view, partition))
+            elif not partition.looking_up:
+                epoch = view.epochs.get(partition.number, NO_LEADER_EPOCH)
+                lookups.setdefault(node, {})[partition.name] = (partition.wanted_timestamp, epoch)
     for node, partitions in lookups.items():
         lookup = Lookup(state.new_id(), node, partitions)
         state.lookups[lookup.request_id] = lookup
         for tp in partitions:
             state.partition(tp).looking_up = lookup.request_id
         work.lookups.append(lookup)
-    for node, origins in wanted.items():
+    for node, origins in _wanted(state, readable).items() if readable else ():
         fetch = _fetch(state, node, origins, now_ms)
         if fetch is not None:
             work.fetches.append(fetch)
@@ -50,8 +60,6 @@ def request(state: FetchingState, now_ms: int) -> ConsumerWork:
 
 
 def _refresh(state: FetchingState, topic: Topic, now_ms: int, work: ConsumerWork) -> None:
-    if not topic.stale or topic.asked:
-        return
     if now_ms < topic.ask_at_ms:
         state.wake(topic.ask_at_ms)
         return
@@ -60,49 +68,49 @@ def _refresh(state: FetchingState, topic: Topic, now_ms: int, work: ConsumerWork
     work.refresh.append(topic.name)
 
 
-def _want(
-    state: FetchingState,
-    view: TopicView,
-    partition: Partition,
-    now_ms: int,
-    size_max: int,
-    wanted: dict[int, dict[TopicPartition, FetchFrom]],
-    lookups: dict[int, dict[TopicPartition, tuple[int, int]]],
-) -> None:
-    node = view.leaders.get(partition.number, -1)
-    if node < 0 and not partition.topic.stale:  # It is newer than the view, and no other partition's fetch may tell.
-        partition.topic.stale = True
-        state.wake(max(now_ms, partition.topic.ask_at_ms))
-    if node < 0 or partition.awaiting or (partition.topic.stale and partition.failures):
-        return
+def _usable_leader(state: FetchingState, view: TopicView, partition: Partition, now_ms: int) -> int | None:
+    """Return the leader to ask for records or a position; None if the partition must wait."""
+    topic, node = partition.topic, view.leaders.get(partition.number, -1)
+    if node < 0:
+        if not topic.stale:  # It is newer than the view, and no other partition's fetch may tell.
+            topic.stale = True
+            state.wake(max(now_ms, topic.ask_at_ms))
+        return None
+    if partition.awaiting or (partition.failures and topic.stale):
+        return None
     if partition.topic_id is not None and partition.topic_id != view.topic_id:
-        if not partition.topic.stale:
-            state.ask_later(partition.topic, now_ms)
-            state.wake(partition.topic.ask_at_ms)
-        return
+        if not topic.stale:
+            state.ask_later(topic, now_ms)
+            state.wake(topic.ask_at_ms)
+        return None
     if now_ms < partition.retry_at_ms:
         state.wake(partition.retry_at_ms)
-        return
-    epoch = view.epochs.get(partition.number, NO_LEADER_EPOCH)
-    if partition.position is None:
-        if not partition.looking_up:
-            lookups.setdefault(node, {})[partition.name] = (partition.wanted_timestamp, epoch)
-        return
-    session = state.sessions.get(node)
-    if partition.paused or partition.held_size >= size_max or (session is not None and session.busy):
-        return
-    wanted.setdefault(node, {})[partition.name] = _origin(view, partition, epoch, size_max)
+        return None
+    return node
+
+
+def _wanted(
+    state: FetchingState, readable: Iterable[tuple[int, TopicView, Partition]]
+) -> dict[int, dict[TopicPartition, FetchFrom]]:
+    """Return by broker what the next fetch asks for: readable partitions, unless much of them is kept already."""
+    wanted: dict[int, dict[TopicPartition, FetchFrom]] = {node: {} for node in state.sessions}
+    size_max = _size_max(state)
+    for node, view, partition in readable:
+        if partition.held_size < size_max:
+            epoch = view.epochs.get(partition.number, NO_LEADER_EPOCH)
+            wanted.setdefault(node, {})[partition.name] = _origin(view, partition, epoch, size_max)
+    return wanted
 
 
 def _origin(view: TopicView, partition: Partition, epoch: int, size_max: int) -> FetchFrom:
-    """Return what to fetch; the same object as the last time if it is equal, as it is while nothing arrives."""
+    """Return what to fetch; the same object as the last time while nothing arrives, and the metadata is the same."""
     last, count = partition.origin, view.sent_count
     if (
         last is None
         or last.offset != partition.fetch_offset
         or last.leader_epoch != epoch
         or last.size_max != size_max
-        or last.topic_id != view.topic_id
+        or last.topic_id is not view.topic_id
         or last.count != count
         or last.asked is not partition.asked
     ):
@@ -120,7 +128,9 @@ def _size_max(state: FetchingState) -> int:
 
 
 def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFrom], now_ms: int) -> Fetch | None:
-    session = state.sessions.setdefault(node, Session())
+    session = state.sessions.get(node)
+    if session is None:
+        session = state.sessions[node] = Session()
     if session.busy or not wanted:
         return None
     if now_ms < session.retry_at_ms:

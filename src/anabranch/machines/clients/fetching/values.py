@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -61,8 +62,7 @@ class RecordFilter:
     size_max: int = SIZE_MAX
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Send a fetch to `node`; unchanged partitions of the session are left out."""
 
     request_id: int
@@ -82,8 +82,7 @@ class Lookup:
     partitions: Mapping[TopicPartition, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
+class FetchResult(NamedTuple):
     """The broker's result for one fetched partition."""
 
     error: ErrorCode

@@ -41,7 +41,10 @@ def held_of(at: At, partitions: Assignment, shares: Shares) -> Ranges:
     for known, ranges in shares:
         if known == at:
             return ranges
-    return WHOLE if any(at[1] in numbers for topic_id, numbers in partitions if topic_id == at[0]) else NONE
+    for topic_id, numbers in partitions:
+        if topic_id == at[0] and at[1] in numbers:
+            return WHOLE
+    return NONE
 
 
 def overlap(one: Assignment, one_shares: Shares, other: Assignment, other_shares: Shares) -> bool:

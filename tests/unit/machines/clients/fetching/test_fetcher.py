@@ -237,6 +237,17 @@ def test_a_refused_fetch_looks_at_the_topic_again_and_keeps_the_position(error: 
     assert (said.offset, said.leader_epoch, said.count) == (3, 5, 3)
 
 
+def test_the_broker_forgets_a_refused_partition_while_it_is_not_fetched_and_would_end_every_wait() -> None:
+    reader = Reader()
+    reader.read_whole()
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.UNKNOWN_TOPIC_ID)})
+    second = reader.fetch()
+    assert (list(second.partitions), list(second.forgotten)) == ([], [P0])
+    reader.answer(second, {})
+    reader.fetcher.topic_known(FLAT, reader.now)
+    assert list(reader.fetch().partitions) == [P0]
+
+
 def test_a_partition_that_appears_starts_at_its_log_start_and_one_that_is_removed_leaves() -> None:
     reader = Reader(reset="latest")
     reader.fetcher.assign([], ["t"])
