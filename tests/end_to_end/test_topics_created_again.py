@@ -161,3 +161,43 @@ def test_records_for_a_topic_that_is_not_created_again_fail_in_time(broker: Brok
                 await producer.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_created_again", [True, False])
+def test_a_reader_of_a_topic_that_is_deleted_waits_for_records_of_the_others(
+    broker: BrokerProcess, *, is_created_again: bool
+) -> None:
+    """Its session kept partitions of which the leader answered an error, at once: it fetched as fast as it could."""
+
+    def fetches() -> float:
+        return sum(value for name, value in broker.metrics().items() if "requests_total" in name and "Fetch" in name)
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+            await admin.create_topics([TOPIC, "other"], partitions=2)
+            settings = {"group_id": "g", "auto_offset_reset": "earliest", "metadata_max_age_ms": 500}
+            async with Consumer(broker.address, **settings) as consumer:
+                consumer.subscribe([TOPIC, "other"])
+                while len(consumer._fetcher.positions()) < 4:
+                    await consumer.poll(0.1)
+                await admin.delete_topics(TOPIC)
+                for _ in range(10):
+                    await consumer.poll(0.1)
+                if is_created_again:
+                    await admin.create_topics(TOPIC, partitions=2)
+                async with asyncio.timeout(30):
+                    while len(consumer._fetcher.positions()) < 2 + 2 * is_created_again:
+                        await consumer.poll(0.1)
+                for _ in range(20):
+                    await consumer.poll(0.1)
+                before = fetches()
+                for _ in range(20):
+                    await consumer.poll(0.1)
+                assert fetches() - before < 60, "a fetch waits 500 ms for records"
+                await producer.send("other", "there")
+                await producer.flush()
+                async with asyncio.timeout(30):
+                    while not [record for record in await consumer.poll(1) if record.value == b"there"]:
+                        pass
+
+    asyncio.run(scenario())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -84,7 +85,8 @@ class Reader:
         self.room = 0
         """How many records a poll returns at the most; 0: as chance wants it."""
         self._wakes_at_ms = 0
-        self._session_fetches: dict[TopicPartition, FetchFrom] = {}
+        self._session: dict[tuple[TopicPartition, UUID], FetchFrom] = {}
+        """The partitions of the leader's fetch session, and of which topic of that name each is."""
 
     # -- the application -----------------------------------------------------------------------------------------------
 
@@ -181,11 +183,11 @@ class Reader:
     def _fetched(self, fetch: Fetch, until_ms: int) -> None:
         """A fetch arrives."""
         if fetch.session_id == 0:
-            self._session_fetches = {}
+            self._session = {}
         if not self._is_lost():
-            self._session_fetches.update(fetch.partitions)
-            for tp in fetch.forgotten:
-                self._session_fetches.pop(tp, None)
+            self._session.update({(tp, wanted.topic_id): wanted for tp, wanted in fetch.partitions.items()})
+            for at in fetch.forgotten:
+                self._session.pop(at, None)
             self._answer(fetch, until_ms)
         else:
             self._lost(fetch)
@@ -193,15 +195,17 @@ class Reader:
     def _answer(self, fetch: Fetch, until_ms: int) -> None:
         """Answer a fetch, or let it wait."""
         now_ms = self._world.now_ms
-        news = [tp for tp, wanted in self._session_fetches.items() if self._has_news(tp, wanted)]
+        news = [at for at, wanted in self._session.items() if self._has_news(at[0], wanted)]
         if not news and now_ms < until_ms:
-            poll = LongPoll(self, fetch, until_ms, frozenset(self._session_fetches))
+            poll = LongPoll(self, fetch, until_ms, frozenset([tp for tp, _ in self._session]))
             self._world.long_polls.park(poll)
             self._world.at(until_ms, self._waited, poll)
             return
         answers = {}
-        for tp, wanted in self._session_fetches.items():
-            if tp in fetch.partitions or tp in news:
+        for at, wanted in self._session.items():
+            tp, topic_id = at
+            view = self.fetcher.view(tp.topic)
+            if view is not None and view.topic_id == topic_id and (tp in fetch.partitions or at in news):
                 answers[tp] = self._fetched_of(tp, wanted)
         self.fetcher.answered(fetch.request_id, ErrorCode.NONE, SESSION, answers, now_ms)
         self._client.happened()

@@ -9,6 +9,7 @@ of ordering.md (`groups_records.GroupEdge`); after quiet time every group must c
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -393,12 +393,11 @@ class FetchingDriver:
 
     def _fetch_request(self, fetch: Fetch, version: int) -> FetchRequest:
         by_id = version >= TOPIC_ID_VERSION
-        ids = {name: topic_id for topic_id, name in self._names.items()}
-        topics: dict[str, list[FetchPartition]] = {}
+        topics: dict[tuple[str, UUID], list[FetchPartition]] = {}
         counts: dict[str, int] = {}
         for tp, origin in fetch.partitions.items():
             counts[tp.topic] = origin.count
-            topics.setdefault(tp.topic, []).append(
+            topics.setdefault((tp.topic, origin.topic_id), []).append(
                 FetchPartition(
                     partition=tp.partition,
                     current_leader_epoch=origin.leader_epoch,
@@ -407,9 +406,10 @@ class FetchingDriver:
                     **({} if origin.asked is None else wanted_fields(origin.asked)),
                 )
             )
-        forgotten: dict[str, list[int]] = {}
-        for tp in fetch.forgotten:
-            forgotten.setdefault(tp.topic, []).append(tp.partition)
+        forgotten: dict[tuple[str, UUID], list[int]] = {}
+        for tp, topic_id in fetch.forgotten:
+            if by_id or tp not in fetch.partitions:  # By name, the session has a topic that was created again once.
+                forgotten.setdefault((tp.topic, topic_id), []).append(tp.partition)
         return FetchRequest(
             replica_id=-1,
             max_wait_ms=self._settings.fetch_max_wait_ms,
@@ -420,18 +420,18 @@ class FetchingDriver:
             session_epoch=fetch.session_epoch,
             topics=[
                 FetchTopic(
-                    topic_id=ids[name] if by_id else NO_TOPIC_ID,
+                    topic_id=topic_id if by_id else NO_TOPIC_ID,
                     topic="" if by_id else name,
                     partitions=partitions,
                     undeleted_partition_count=counts[name],
                 )
-                for name, partitions in topics.items()
+                for (name, topic_id), partitions in topics.items()
             ],
             forgotten_topics_data=[
                 ForgottenTopic(
-                    topic_id=ids[name] if by_id else NO_TOPIC_ID, topic="" if by_id else name, partitions=partitions
+                    topic_id=topic_id if by_id else NO_TOPIC_ID, topic="" if by_id else name, partitions=partitions
                 )
-                for name, partitions in forgotten.items()
+                for (name, topic_id), partitions in forgotten.items()
             ],
         )
 

@@ -139,15 +139,25 @@ def _fetch(state: FetchingState, node: int, wanted: dict[TopicPartition, FetchFr
     if session.session_id == 0:
         changed, forgotten = wanted, []
     else:
-        known = session.known
+        known, anew = session.known, session.anew
         changed = {
-            tp: origin for tp, origin in wanted.items() if (before := known.get(tp)) is not origin and before != origin
+            tp: origin
+            for tp, origin in wanted.items()
+            if tp in anew or ((before := known.get(tp)) is not origin and before != origin)
         }
-        forgotten = [tp for tp in session.known if tp not in wanted]
+        forgotten = [(tp, before.topic_id) for tp, before in known.items() if _is_another(before, wanted.get(tp))]
     session.known = dict(wanted)
+    session.anew.clear()
     session.busy = state.new_id()
     state.requests[session.busy] = (node, wanted)
     return Fetch(session.busy, node, session.session_id, session.epoch, changed, forgotten)
+
+
+def _is_another(before: FetchFrom, origin: FetchFrom | None) -> bool:
+    """Whether a partition is not fetched any more: a topic that was created again is another one."""
+    if origin is None:
+        return True
+    return origin.topic_id is not before.topic_id and origin.topic_id != before.topic_id
 
 
 def session_answered(
@@ -168,6 +178,7 @@ def session_answered(
     session.session_id = session_id
     if session_id == 0:
         session.epoch, session.known = 0, {}
+        session.anew.clear()
     else:
         session.epoch = session.epoch % SESSION_EPOCH_MAX + 1
     return session, asked

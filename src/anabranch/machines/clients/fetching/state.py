@@ -208,17 +208,19 @@ class Session:
 
     session_id: int = 0
     epoch: int = 0
-    known: dict[TopicPartition, FetchFrom | None] = field(default_factory=dict)
-    """What the broker was asked for; None where it must be asked anew, or told to forget the partition."""
+    known: dict[TopicPartition, FetchFrom] = field(default_factory=dict)
+    """What the broker was asked for, and asks itself from then on."""
+    anew: set[TopicPartition] = field(default_factory=set)
+    """Partitions of `known` to ask for again although nothing has changed: the last answer was no use."""
     busy: int = 0
     """The id of the request in flight; 0 if none."""
     retry_at_ms: int = 0
     failures: int = 0
 
     def ask_anew(self, tp: TopicPartition) -> None:
-        """Ask for a partition with the next fetch even if nothing has changed, or have the broker forget it."""
+        """Ask for a partition with the next fetch even if nothing has changed."""
         if tp in self.known:
-            self.known[tp] = None
+            self.anew.add(tp)
 
 
 @dataclass(slots=True)

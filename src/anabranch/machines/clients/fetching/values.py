@@ -70,7 +70,8 @@ class Fetch(NamedTuple):
     session_id: int
     session_epoch: int
     partitions: Mapping[TopicPartition, FetchFrom]
-    forgotten: Sequence[TopicPartition]
+    forgotten: Sequence[tuple[TopicPartition, UUID]]
+    """Partitions that the session has and that are not fetched any more, each with the id of its topic."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def test_a_session_says_only_what_changed_and_what_it_forgot() -> None:
     requesting.session_answered(state, second.request_id, ErrorCode.NONE, 9, 0)
     state.partition(P0).paused = True
     third = requesting.request(state, 0).fetches[0]
-    assert ([*third.partitions], [*third.forgotten]) == ([], [P0])
+    assert ([*third.partitions], [tp for tp, _ in third.forgotten]) == ([], [P0])
 
 
 def test_a_lost_session_begins_anew_at_once_and_other_errors_after_a_while() -> None:
