@@ -26,6 +26,7 @@ DAMAGE = "tests/end_to_end/test_damage.py"
 BOUNDS = "tests/end_to_end/test_bounds.py"
 WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
+AGAIN = "tests/end_to_end/test_topics_created_again.py"
 APPENDER = "server/partitions/appending.py"
 
 DISK_SPACE = "server/partitions/disk_space.py"
@@ -518,5 +519,15 @@ RELIABILITY = (
         "brokers that start together build each its own kernels",
         "tests/unit/runtime/test_native.py::test_of_processes_that_build_at_once_one_builds",
         Edit("runtime/native.py", "            flock(lock, LOCK_EX)", "            pass"),
+    ),
+    # Readers.
+    _seen(
+        "a refused partition that is not fetched any more stays in the session",
+        f"{AGAIN}::test_a_reader_of_a_topic_that_is_deleted_waits_for_records_of_the_others",
+        Edit(
+            "machines/clients/fetching/state.py",
+            "            self.anew.add(tp)\n",
+            "            del self.known[tp]\n",
+        ),
     ),
 )
