@@ -71,7 +71,7 @@ HAND_OUTS = (
                 WRITTEN,
                 "        if not self._offsets.positions.unstable(group_id, topic.name, number):\n"
                 "            return False\n",
-                "        return False\n",
+                "        return bool(gates is None)\n",
             ),
         ),
         (*PYTEST, f"{STARTS}::test_what_a_transaction_commits_outlives_that_what_was_committed_before_is_deleted"),

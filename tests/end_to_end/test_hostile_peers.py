@@ -375,6 +375,7 @@ def test_connections_above_the_limit_are_refused_and_the_others_served(tmp_path:
                 assert closed(hostile)
         for friend in friends:
             friend.call(MetadataRequest(topics=[]), 9)
+        broker.until_said("warning", "connection refused: max.connections are open")
         assert len(broker.said("warning")) == 1
         friends.pop().close()
         deadline = time.monotonic() + 10

@@ -33,6 +33,12 @@ class CountingLoop(VirtualLoop):
         self.scheduled += 1
         return super().call_at(when, callback, *args, context=context)
 
+    def call_later(
+        self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        self.scheduled += 1
+        return super().call_later(delay, callback, *args, context=context)
+
     def clock_ms(self) -> int:
         return round(self.time() * 1000)
 
