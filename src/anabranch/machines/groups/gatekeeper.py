@@ -118,8 +118,10 @@ class Gatekeeper:
     def drop(self, group_id: str) -> None:
         """Forget the soft state of a group."""
         self._of.pop(group_id, None)
-        for groups in self.hearing.values():
+        for topic_id, groups in list(self.hearing.items()):
             groups.pop(group_id, None)
+            if not groups:
+                del self.hearing[topic_id]
 
     def spoke(self, group: ClassicGroup, member_id: str, now_ms: int) -> None:
         """Note that a member of a classic group has spoken."""
@@ -285,8 +287,11 @@ class Gatekeeper:
         topic, made = self.offsets.image.by_id.get(at[0]), gates.evaluated.get(at[0])
         if made is None or made.topic is not topic or not topic.is_gated or at[1] in made.left:
             return False
-        verdict = made.verdicts.get(at[1], OPEN)
-        return verdict.is_reopened and self._hand_outs.is_read_to(group.group_id, gates, topic, at[1])
+        return (
+            made.verdicts.get(at[1], OPEN).is_reopened
+            and self._hand_outs.is_read_to(group.group_id, gates, made, at[1])
+            and not self._hand_outs.awaits_transaction(group.group_id, gates, topic, at[1])
+        )
 
     # -- handing out ---------------------------------------------------------------------------------------------------
 
@@ -330,7 +335,7 @@ class Gatekeeper:
             return
         at = topic.topic_id, partition
         gates.standing.tenures.pop(at, None)
-        gates.has_begun(at)
+        gates.freed += gates.has_begun(at)  # Now it is known where its owner is, and it may have to be taken away.
         stall, frontier = gates.standing.stalls.get(at), position.frontier
         if stall is not None and (
             frontier is None or stall.raw != shares.done_below(stall.reached, position.offset, frontier)

@@ -56,7 +56,7 @@ class GroupGates:
     unstable: dict[At, None] = field(default_factory=dict)
     """Partitions that are withheld until an open transaction, which has committed offsets of them, has ended."""
     begun: dict[UUID, set[int]] = field(default_factory=dict)
-    """By topic: partitions handed out without an offset, to be begun where the client's reset says; not heard yet."""
+    """By topic: partitions handed out to be begun where the client's reset says, and not committed since."""
     waited: dict[At, Waited] = field(default_factory=dict)
     """Partitions that waited and were not handed out since."""
     by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
@@ -89,9 +89,8 @@ class GroupGates:
     def topic_ids(self) -> set[UUID]:
         """The topics that something is known of."""
         standing = self.standing
-        return {at[0] for known in (standing.tenures, standing.reports, standing.answers) for at in known} | {
-            *self.evaluated
-        }
+        known = (standing.tenures, standing.reports, standing.answers, standing.given, self.waited)
+        return {at[0] for entries in known for at in entries} | self.evaluated.keys() | self.begun.keys()
 
     def forget_topics(self, topic_ids: Iterable[UUID]) -> None:
         """Drop everything that is known of deleted topics."""
@@ -126,13 +125,15 @@ class GroupGates:
         """Note that a partition is handed out, to be begun where the client's reset says."""
         self.begun.setdefault(at[0], set()).add(at[1])
 
-    def has_begun(self, at: At) -> None:
-        """Note that a partition has an offset, or that its client has asked for one."""
-        numbers = self.begun.get(at[0])
-        if numbers is not None:
-            numbers.discard(at[1])
-            if not numbers:
-                del self.begun[at[0]]
+    def has_begun(self, at: At) -> bool:
+        """Note that a partition has an offset; whether it is the first."""
+        numbers = self.begun.get(at[0], set())
+        if at[1] not in numbers:
+            return False
+        numbers.discard(at[1])
+        if not numbers:
+            del self.begun[at[0]]
+        return True
 
     def forget_gates(self, topic_ids: Iterable[UUID]) -> None:
         """Drop what was decided of topics in which nothing waits any more: their order is not kept from now on.

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
-from anabranch.machines.groups.gates import OPEN, segment_start
+from anabranch.machines.groups.gates import OPEN, Evaluated, segment_start
 from anabranch.machines.groups.group_gates import GroupGates, Waited
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
@@ -150,15 +150,17 @@ class HandOuts:
             position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id)
             yield position_record(group.group_id, topic.name, number, position)
 
-    def is_read_to(self, group_id: str, gates: GroupGates, topic: TopicImage, number: int) -> bool:
+    def is_read_to(self, group_id: str, gates: GroupGates, made: Evaluated, number: int) -> bool:
         """Whether it is known that the owner of a partition stands where its gates were decided.
 
         An owner without a commit for all of its time counts as one that reads from the end. That opens gates of others;
         but what is taken away from it is skipped up to the gate, and one that is slow to commit has not read that yet.
         """
+        topic = made.topic
         return (
             self._offsets.current(group_id, topic.name, number) is not None
             or (topic.topic_id, number) in gates.standing.reports
+            or gates.standing.progress(topic, number, -1) >= made.stands[number].position  # There was nothing to read.
             or self._first_offsets.reads_from_end(
                 group_id, topic, stands_late=topic.topic_id in gates.standing.from_end
             )

@@ -83,13 +83,11 @@ def _heard(
         for member_id, member in group.members.items()
         if (member.described.client_id, member.described.client_host) == caller
     }
-    gates = keeper.of(group.group_id)
     for number, timestamp in asked.items() if callers else ():
         if group.holders.get((topic.topic_id, number), "") not in callers:
             continue
         if keeper.offsets.current(group.group_id, topic.name, number) is not None:
             continue
-        gates.has_begun((topic.topic_id, number))
         if timestamp != LATEST:
             other = True
         elif number in start.ends:

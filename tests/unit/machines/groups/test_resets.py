@@ -160,18 +160,25 @@ def test_a_gate_that_opened_because_an_owner_seemed_to_read_from_the_end_closes_
     assert assigned(world) == "foo-0 foo-1"
 
 
-def test_what_is_begun_while_nothing_waits_is_heard_once() -> None:
+def test_what_is_begun_while_nothing_waits_is_heard_until_it_is_committed() -> None:
     """A resize may follow, after which it matters what the owners had read."""
     topic = grown()
     topic.starts[0] = 5
     world = Asking(topic.image())
-    settle(world, "A", world.join("A").member_epoch)
+    epoch = settle(world, "A", world.join("A").member_epoch)
     assert assigned(world) == "foo-0 foo-1"
     before = len(world.log)
     heard(world, {0: LATEST, 1: LATEST})
     assert len(world.log) == before + 1
     heard(world, {0: LATEST, 1: LATEST})
-    assert len(world.log) == before + 1 and not world.coordinator.awaits_resets(FOO)
+    assert len(world.log) == before + 1, "nothing new"
+    heard(world, {0: EARLIEST})
+    start = world.coordinator.starts.get(GROUP, FOO)
+    assert start is not None and start.other, "an application may ask for the end first, and for its lag"
+    world.commit("A", epoch, 0, 6)
+    world.commit("A", epoch, 1, 7)
+    heard(world, {0: LATEST, 1: LATEST})
+    assert not world.coordinator.awaits_resets(FOO)
     world.check()
 
 

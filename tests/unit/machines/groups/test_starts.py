@@ -426,6 +426,69 @@ def test_a_partition_taken_away_without_a_commit_keeps_its_position(timestamp: i
         assert assigned(world) == "foo-0 foo-1 foo-2" and committed(world) == {0: 0}
 
 
+def re_opened(*, is_heard: bool = False, last: int = 4) -> tuple[Topic, Asking, int]:
+    """Foo-2 re-opens under an owner that has committed nothing in it, of which it may be known where it began.
+
+    `last`: the offset before which nothing that can be read is left.
+    """
+    topic = Topic(2)
+    topic.resize(3)
+    topic.ends = {2: 4}
+    topic.resize(2)
+    world = Asking(topic.image())
+    world.next_records["foo", 2] = lambda offset: max(offset, last)
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    if is_heard:
+        world.submit(lambda machine: machine.reset_heard(FOO, {1: LATEST, 2: LATEST}, "client", "/host"))
+    for _ in range(TIMEOUT_MS // 20_000 + 1):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    epoch = settle(world, "A", epoch)
+    assert "foo-2" in assigned(world) and 2 not in committed(world)
+    topic.ends[0] = 9
+    world.set_topics(topic.resize(3))
+    topic.ends[2] = 11
+    return topic, world, epoch
+
+
+def test_a_partition_is_taken_away_as_soon_as_its_owner_commits_it_to_the_gate() -> None:
+    """Before, nothing told that it was read: it stayed, and nobody looked at it again."""
+    _, world, epoch = re_opened(last=0)
+    epoch = settle(world, "A", epoch)
+    assert "foo-2" in assigned(world)
+    world.commit("A", epoch, 2, 4)
+    world.advance(LOOK_MS)
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world)[2] == 4
+    world.check()
+
+
+def test_a_partition_of_which_nothing_can_be_read_before_the_gate_is_taken_away_at_once() -> None:
+    _, world, epoch = re_opened(last=4)
+    world.advance(LOOK_MS)
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world)[2] == 4
+    world.check()
+
+
+@pytest.mark.parametrize(("is_committed", "offset"), [(True, 8), (False, None)])
+def test_what_a_transaction_commits_outlives_that_the_partition_is_taken_away(
+    *, is_committed: bool, offset: int | None
+) -> None:
+    """The gate was written as its position, and overtook what was being committed."""
+    _, world, epoch = re_opened(is_heard=True, last=0)
+    commit_in_transaction(world, "A", epoch, 2, 8)
+    epoch = settle(world, "A", epoch)
+    assert "foo-2" in assigned(world)
+    world.marker(PRODUCER, committed=is_committed)
+    for _ in range(2):
+        world.advance(LOOK_MS)
+        epoch = settle(world, "A", epoch)
+    assert committed(world).get(2) == offset
+    assert "foo-2" in assigned(world), "what is committed behind a gate was open once, and a commit begins time anew"
+    world.check()
+
+
 def test_a_partition_taken_away_from_an_owner_that_began_behind_its_closed_gate_waits_for_it() -> None:
     """What was written lay behind the gate, which counted as open once: the partition came back at once."""
     topic = Topic()
