@@ -6,8 +6,10 @@ it waited, and the group is known to read from the end   ->  the log end when th
 it waited, and nothing was written meanwhile             ->  none: the client's reset loses nothing either way
 it waited, and what its reset says is not known          ->  the log start, which loses nothing
 
-A group that began before its topic was first resized has no log end noted. When the wait began is not known either
-where another coordinator may have seen it begin: then the log end at that resize counts, before which nothing waited.
+That a partition waited is written down with the group's start, as another coordinator may hand it out. A group that
+began before its topic was first resized has no log end noted: then the one when the wait began is. Where another
+coordinator may have seen it begin, and not have come to write it down, the log end at the first resize counts: nothing
+waited before that.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from anabranch.machines.groups.group_gates import Waited
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.groups.starts import Starts
+from anabranch.machines.groups.starts import NOT_NOTED, Starts
 
 
 class FirstOffsets:
@@ -35,7 +37,7 @@ class FirstOffsets:
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited`: how it waited, None if it did not. `stands_late`: an owner without a commit was found behind a log
+        `waited`: how it waits under this coordinator, None if it does not. `stands_late`: an owner without a commit was found behind a log
         start of the topic.
         """
         log_start = topic.log_start(number)
@@ -44,11 +46,11 @@ class FirstOffsets:
         begins = self._begins(group, topic)
         if not (begins or self._starts.existed(group.group_id, topic, number)):
             return log_start
-        if waited is None:
+        if waited is None and not self._starts.waited(group.group_id, topic, number):
             return None
         noted = self._starts.noted_end(group.group_id, topic, number)
-        if noted < 0:
-            noted = waited.end if begins or waited.is_seen else _end_of_the_first_layout(topic, number, waited.end)
+        if noted == NOT_NOTED:
+            noted = waited.end if waited is not None and begins else first_end(topic, number, waited)
         if self.reads_from_end(group.group_id, topic, stands_late=stands_late):
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
@@ -71,6 +73,11 @@ class FirstOffsets:
         )
 
 
-def _end_of_the_first_layout(topic: TopicImage, number: int, now: int) -> int:
-    """The log end at the first resize of a topic, at which its groups began before their ends were noted."""
-    return now if topic.lineage is None else segment_start(topic, number, 1)
+def first_end(topic: TopicImage, number: int, waited: Waited | None) -> int:
+    """The log end when a partition began to wait of a group that began before the first resize of its topic.
+
+    Where that is not known it is the log end at that resize: before it nothing waited.
+    """
+    if waited is not None and (waited.is_seen or topic.lineage is None):
+        return waited.end
+    return topic.log_start(number) if topic.lineage is None else segment_start(topic, number, 1)

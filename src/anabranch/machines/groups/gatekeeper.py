@@ -219,6 +219,8 @@ class Gatekeeper:
                 gates.by_time.pop(at, None)
                 if at not in gates.waited:
                     gates.waited[at] = Waited(made.topic.log_end(number), now_ms, is_seen=not made.is_first)
+                    if made.stands[number].committed is None:
+                        gates.to_note.setdefault(at[0], set()).add(number)
             else:
                 freed = freed or at not in holders or has_free_keys(group, at)
         gates.freed += freed
@@ -303,6 +305,10 @@ class Gatekeeper:
         yield from self._hand_outs.changed(group, gates, before, after, partial(self.takes, group, gates), now_ms)
         for topic_id in gates.begun:
             self.hearing.setdefault(topic_id, {})[group.group_id] = None
+
+    def note_waits(self, group_id: str, gates: GroupGates) -> Iterator[CoordinatorRecord]:
+        """What to write of partitions that have begun to wait."""
+        yield from self._hand_outs.note_waits(group_id, gates)
 
     def forget(self, group_id: str, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""

@@ -57,6 +57,8 @@ class GroupGates:
     """Partitions that are withheld until an open transaction, which has committed offsets of them, has ended."""
     begun: dict[UUID, set[int]] = field(default_factory=dict)
     """By topic: partitions handed out to be begun where the client's reset says, and not committed since."""
+    to_note: dict[UUID, set[int]] = field(default_factory=dict)
+    """By topic: partitions without a committed offset that began to wait, which is to be written down."""
     waited: dict[At, Waited] = field(default_factory=dict)
     """Partitions that waited and were not handed out since."""
     by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
@@ -120,6 +122,7 @@ class GroupGates:
         for topic_id in gone:
             self.evaluated.pop(topic_id, None)
             self.begun.pop(topic_id, None)
+            self.to_note.pop(topic_id, None)
 
     def begins(self, at: At) -> None:
         """Note that a partition is handed out, to be begun where the client's reset says."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
-from anabranch.machines.groups.first_offsets import FirstOffsets
+from anabranch.machines.groups.first_offsets import FirstOffsets, first_end
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, segment_start
 from anabranch.machines.groups.group_gates import GroupGates, Waited
@@ -25,7 +25,7 @@ from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At
-from anabranch.machines.groups.starts import Starts
+from anabranch.machines.groups.starts import NOT_NOTED, Starts, start_record
 
 Found = Iterator[CoordinatorRecord | GateOpenedByTime]
 
@@ -84,6 +84,24 @@ class HandOuts:
             if not name or not self._offsets.positions.unstable(group_id, name, at[1]):
                 del gates.unstable[at]
                 gates.freed += 1
+
+    def note_waits(self, group_id: str, gates: GroupGates) -> Iterator[CoordinatorRecord]:
+        """Write down which partitions without a commit wait, as another coordinator may hand them out.
+
+        With them, where none was noted, the log end at which that began. In one record for a topic: with all its ends
+        it is long.
+        """
+        for topic_id, numbers in list(gates.to_note.items()):
+            made, start = gates.evaluated.get(topic_id), self._starts.get(group_id, topic_id)
+            if made is not None and (made.left or start is None):
+                continue
+            del gates.to_note[topic_id]
+            waited = {} if start is None else {n: gates.waited.get((topic_id, n)) for n in numbers & start.ends.keys()}
+            if made is None or start is None or waited.keys() <= start.waited:
+                continue
+            ends = {n: first_end(made.topic, n, it) for n, it in waited.items() if it and start.ends[n] == NOT_NOTED}
+            noted = start._replace(ends=start.ends | ends, waited=start.waited | waited.keys())
+            yield start_record(group_id, topic_id, noted)
 
     def _handed_out(
         self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int

@@ -110,6 +110,7 @@ def decide_look(keeper: Gatekeeper, group_id: str, now_ms: int) -> Outcome[None,
     wanted_before = gates.based_on
     moved, asks, more = keeper.compare(group, gates, now_ms)
     keeper.refresh(group, gates, now_ms, room)
+    draft.write(*keeper.note_waits(group_id, gates))
     for topic_id, offsets in asks.items():
         name = keeper.offsets.image.name_of(topic_id)
         draft.perform(AskNextRecords(group_id, topic_id, name, offsets))

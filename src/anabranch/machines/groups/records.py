@@ -284,6 +284,8 @@ class GroupTopicStartValue:
     """Partitions whose owners asked for the latest offset when they were given them without a committed one."""
     other: bool = boolean(tag=1)
     """Whether an owner asked for any other offset then."""
+    waited: Sequence[int] = array(int32, tag=2)
+    """Partitions that waited at a gate while the group had no committed offset of them."""
 
 
 @message(versions="10001")

@@ -92,7 +92,7 @@ def _heard(
             other = True
         elif number in start.ends:
             latest.add(number)
-    return Start(start.ends, frozenset(latest), other)
+    return start._replace(latest=frozenset(latest), other=other)
 
 
 def _end_tenures(keeper: Gatekeeper, group_id: str, topic_id: UUID) -> None:

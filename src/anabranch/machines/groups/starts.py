@@ -26,6 +26,8 @@ class Start(NamedTuple):
     """The partitions whose owners' resets asked for the latest offset (`resets`)."""
     other: bool = False
     """Whether the reset of an owner asked for any other offset."""
+    waited: frozenset[int] = frozenset()
+    """The partitions that waited at a gate while the group had no committed offset of them."""
 
 
 class Starts:
@@ -46,7 +48,7 @@ class Starts:
             known.pop(key.topic_id, None)
         else:
             ends = dict(zip(value.partitions, value.ends, strict=True))
-            known[key.topic_id] = Start(ends, frozenset(value.latest), value.other)
+            known[key.topic_id] = Start(ends, frozenset(value.latest), value.other, frozenset(value.waited))
         if not known:
             del self._of[key.group_id]
 
@@ -67,6 +69,11 @@ class Starts:
         """The log end of a partition when the group began; -1 where it was not noted."""
         start = self.get(group_id, topic.topic_id)
         return NOT_NOTED if start is None else start.ends.get(partition, NOT_NOTED)
+
+    def waited(self, group_id: str, topic: TopicImage, partition: int) -> bool:
+        """Whether a partition is known to have waited at a gate while the group had no committed offset of it."""
+        start = self.get(group_id, topic.topic_id)
+        return start is not None and partition in start.waited
 
     def reads_from_end(
         self, group_id: str, topic_id: UUID, has_committed: Callable[[int], bool], *, stands_late: bool
@@ -126,7 +133,7 @@ class Starts:
         start = self.get(group_id, topic.topic_id)
         if start is not None and not all(map(topic.has, start.ends)):
             ends = {number: end for number, end in start.ends.items() if topic.has(number)}
-            kept = start._replace(ends=ends, latest=start.latest & ends.keys())
+            kept = start._replace(ends=ends, latest=start.latest & ends.keys(), waited=start.waited & ends.keys())
             yield start_record(group_id, topic.topic_id, kept)
 
     def of_topics_gone(self, topic_ids: Iterable[UUID]) -> Iterator[CoordinatorRecord]:
@@ -148,6 +155,10 @@ def start_record(group_id: str, topic_id: UUID, start: Start | None) -> Coordina
     if start is None:
         return CoordinatorRecord(key)
     value = GroupTopicStartValue(
-        partitions=list(start.ends), ends=list(start.ends.values()), latest=sorted(start.latest), other=start.other
+        partitions=list(start.ends),
+        ends=list(start.ends.values()),
+        latest=sorted(start.latest),
+        other=start.other,
+        waited=sorted(start.waited),
     )
     return CoordinatorRecord(key, value)

@@ -492,7 +492,6 @@ def test_what_a_transaction_commits_outlives_that_the_partition_is_taken_away(
 def test_a_partition_taken_away_from_an_owner_that_began_behind_its_closed_gate_waits_for_it() -> None:
     """What was written lay behind the gate, which counted as open once: the partition came back at once."""
     topic = Topic()
-    topic.ends = {0: 2}
     topic.resize(2)
     topic.ends = {0: 5, 1: 3}
     world = Asking(topic.image())
@@ -614,11 +613,17 @@ def test_a_group_is_settled_in_what_a_transaction_commits_when_that_has_ended(
     world.check()
 
 
-@pytest.mark.parametrize("fails_over", [False, True])
-def test_what_is_written_while_a_partition_waits_is_not_lost_where_another_coordinator_takes_over(
-    *, fails_over: bool
-) -> None:
-    """When the wait had begun was soft state: what came before the fail-over was left to the client's reset."""
+@pytest.mark.parametrize(
+    "what",
+    [
+        "it stays",
+        "it fails over while the partition waits",
+        "it fails over when the gate has opened",
+        "it fails over, and the order is given up",
+    ],
+)
+def test_what_is_written_while_a_partition_waits_is_not_lost_where_another_coordinator_takes_over(what: str) -> None:
+    """That it waited, and since when, was soft state: what came before the fail-over was left to the client's reset."""
     topic = Topic()
     world = Asking(topic.image())
     a = settle(world, "A", world.join("A").member_epoch)
@@ -633,13 +638,45 @@ def test_what_is_written_while_a_partition_waits_is_not_lost_where_another_coord
     b = settle(world, "B", b)
     topic.ends[0] = 7
     assert assigned(world, "B") == "foo-1", "foo-0 waits for what is left in foo-1"
-    if fails_over:
+    if what == "it fails over when the gate has opened":
+        world.commit("B", b, 1, 5)
+    if what != "it stays":
         world.reload()
+    if what == "it fails over, and the order is given up":
+        topic.ordered = False
+        world.set_topics(topic.image())
     world.advance(LOOK_MS)
     b = settle(world, "B", b)
     world.commit("B", b, 1, 5)
     settle(world, "B", b)
     assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 0, 1: 5}
+    world.check()
+
+
+def test_the_waits_of_a_wide_topic_are_known_to_the_coordinator_that_takes_over() -> None:
+    """It decides the gates of some partitions before a commit that opens them all."""
+    half = 200
+    topic = Topic(half)
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(topic.resize(2 * half))
+    topic.ends = {half + 150: 5}
+    world.advance(100)
+    a = settle(world, "A", a)
+    world.set_topics(topic.resize(half))
+    world.advance(100)
+    settle(world, "A", a)
+    b = world.join("B").member_epoch
+    world.leave("A")
+    world.advance(100)
+    b = settle(world, "B", b)
+    assert "foo-150 " not in assigned(world, "B")
+    topic.ends[150] = 7
+    world.reload()
+    world.commit("B", b, half + 150, 5)
+    world.advance(100)
+    settle(world, "B", b)
+    assert "foo-150 " in assigned(world, "B") and committed(world)[150] == 0
     world.check()
 
 
