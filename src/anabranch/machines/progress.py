@@ -37,9 +37,11 @@ class Tenure(NamedTuple):
     owner: str
     since_ms: int
     log_end: int
-    """The log end when the member was given the partition."""
+    """The log end when the member was given the partition, or when this began to be counted, which may be later."""
     timeout_ms: int
     """The rebalance timeout of the owner."""
+    is_whole: bool = True
+    """Whether `log_end` is the one when the member was given the partition."""
 
     def is_over(self, now_ms: int) -> bool:
         """Whether the owner has had the partition for its rebalance timeout."""

@@ -37,8 +37,8 @@ class FirstOffsets:
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited`: how it waits under this coordinator, None if it does not. `stands_late`: an owner without a commit was found behind a log
-        start of the topic.
+        `waited`: how it waits under this coordinator, None if it does not. `stands_late`: an owner without a commit was
+        found behind a log start of the topic.
         """
         log_start = topic.log_start(number)
         if not topic.was_resized:

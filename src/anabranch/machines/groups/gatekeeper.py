@@ -341,7 +341,7 @@ class Gatekeeper:
             return
         at = topic.topic_id, partition
         gates.standing.tenures.pop(at, None)
-        gates.freed += gates.has_begun(at)  # Now it is known where its owner is, and it may have to be taken away.
+        gates.has_begun(at)
         stall, frontier = gates.standing.stalls.get(at), position.frontier
         if stall is not None and (
             frontier is None or stall.raw != shares.done_below(stall.reached, position.offset, frontier)
@@ -399,6 +399,9 @@ class Gatekeeper:
             gone = [topic_id for topic_id in gates.topic_ids if topic_id not in by_id]
             gates.forget_topics(gone)
             gates.forget_gates([topic_id for topic_id in gates.evaluated if not by_id[topic_id].is_gated])
+            for at in [(topic_id, n) for topic_id, some in gates.begun.items() for n in some]:
+                if not by_id[at[0]].has(at[1]):
+                    gates.has_begun(at)
             for topic_id in gone:
                 self.hearing.pop(topic_id, None)
         for name in sorted(self.topics_of(group, gates)):
@@ -464,6 +467,7 @@ class Gatekeeper:
             is_shared = was is not None and was.frontier is not None  # It may have moved above the stable offset.
             if at in touched and made is not None and (is_shared or at[1] in made.verdicts):
                 made.moved(at[1], self._stand_in(group, gates, topic)(at[1]))
+                gates.freed += made.verdicts.get(at[1], OPEN).is_reopened  # It may be known now to be read to its gate.
                 gates.is_due = True
             if at in gates.wanted or at in gates.inner:
                 if self._compare_one(group, gates, topic, at, owner, now_ms):
@@ -490,7 +494,7 @@ class Gatekeeper:
         if is_ours(group, gates, member_id):
             standing.tenures.pop(at, None)
         elif begins and not self.starts.reads_from_beginning(group.group_id, topic.topic_id):
-            standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms)
+            standing.begin_tenure(topic, number, member_id, timeout_ms, now_ms, is_whole=False)
         raw = standing.raw(topic, number, None if was is None else was.offset, owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""

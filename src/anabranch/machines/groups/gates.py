@@ -55,6 +55,8 @@ COST = 2
 def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verdict:
     """Decide the gates of one partition."""
     lineage = topic.lineage
+    if lineage is not None and partition in lineage.unknown:
+        return Verdict(True)  # Its log is not open: nobody knows where it begins.
     limit = gates.limit(partition)
     if limit is None or lineage is None:
         return OPEN

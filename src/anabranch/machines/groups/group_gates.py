@@ -128,15 +128,12 @@ class GroupGates:
         """Note that a partition is handed out, to be begun where the client's reset says."""
         self.begun.setdefault(at[0], set()).add(at[1])
 
-    def has_begun(self, at: At) -> bool:
-        """Note that a partition has an offset; whether it is the first."""
+    def has_begun(self, at: At) -> None:
+        """Note that a partition has an offset, or is no more."""
         numbers = self.begun.get(at[0], set())
-        if at[1] not in numbers:
-            return False
         numbers.discard(at[1])
         if not numbers:
-            del self.begun[at[0]]
-        return True
+            self.begun.pop(at[0], None)
 
     def forget_gates(self, topic_ids: Iterable[UUID]) -> None:
         """Drop what was decided of topics in which nothing waits any more: their order is not kept from now on.

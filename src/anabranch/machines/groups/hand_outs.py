@@ -174,13 +174,17 @@ class HandOuts:
         An owner without a commit for all of its time counts as one that reads from the end. That opens gates of others;
         but what is taken away from it is skipped up to the gate, and one that is slow to commit has not read that yet.
         """
-        topic = made.topic
+        topic, tenure = made.topic, gates.standing.tenures.get((made.topic.topic_id, number))
         return (
             self._offsets.current(group_id, topic.name, number) is not None
             or (topic.topic_id, number) in gates.standing.reports
             or gates.standing.progress(topic, number, -1) >= made.stands[number].position  # There was nothing to read.
-            or self._first_offsets.reads_from_end(
-                group_id, topic, stands_late=topic.topic_id in gates.standing.from_end
+            or (
+                tenure is not None
+                and tenure.is_whole  # Otherwise its owner may have been given what came before the end that it has.
+                and self._first_offsets.reads_from_end(
+                    group_id, topic, stands_late=topic.topic_id in gates.standing.from_end
+                )
             )
         )
 

@@ -87,8 +87,8 @@ class Positions:
     _of_group: dict[str, dict[Partition, Position]] = field(default_factory=dict)
     _pending: dict[int, dict[str, dict[Partition, tuple[int, OffsetCommitValue]]]] = field(default_factory=dict)
     """By producer id: the commits of its open transaction, by group, numbered in the order of the log."""
-    _pending_in: dict[str, dict[int, None]] = field(default_factory=dict)
-    """By group: the producers whose open transactions have committed anything for it."""
+    _pending_in: dict[str, dict[Partition, dict[int, None]]] = field(default_factory=dict)
+    """By group and partition: the producers whose open transactions have committed an offset."""
     _applied: int = 0
     size: int = 0
     """Bytes of memory for the positions that were read, those of open transactions included."""
@@ -124,16 +124,11 @@ class Positions:
 
     def unstable(self, group_id: str, topic: str, partition: int) -> bool:
         """Whether an open transaction has committed another position."""
-        return any((topic, partition) in waiting for waiting in self._waiting(group_id))
+        return (topic, partition) in self._pending_in.get(group_id, ())
 
     def has_pending(self, group_id: str) -> bool:
         """Whether an open transaction has committed anything for the group."""
-        return any(self._waiting(group_id))
-
-    def _waiting(self, group_id: str) -> Iterator[dict[Partition, tuple[int, OffsetCommitValue]]]:
-        """The commits of open transactions for a group, by transaction."""
-        for producer_id in self._pending_in.get(group_id, ()):
-            yield self._pending[producer_id][group_id]
+        return group_id in self._pending_in
 
     def pending_count(self, producer_id: int) -> int:
         """How many commits the open transaction of a producer holds."""
@@ -199,7 +194,7 @@ class Positions:
             self._applied += 1
             groups = self._pending.setdefault(producer_id, {})
             waiting = groups.setdefault(key.group, {})
-            self._pending_in.setdefault(key.group, {})[producer_id] = None
+            self._pending_in.setdefault(key.group, {}).setdefault(at, {})[producer_id] = None
             if at in waiting:
                 self.size -= _size_of(waiting[at][1])
             waiting[at] = self._applied, value
@@ -214,9 +209,8 @@ class Positions:
         changed: list[tuple[str, Partition]] = []
         for group_id, positions in self._pending.pop(producer_id, {}).items():
             self.size -= sum(_size_of(value) for _, value in positions.values())
-            del self._pending_in[group_id][producer_id]
-            if not self._pending_in[group_id]:
-                del self._pending_in[group_id]
+            for at in positions:
+                self._ended(group_id, at, producer_id)
             for at, (number, value) in positions.items() if committed else ():
                 self._overtake(group_id, at, number)
                 self._of(group_id)
@@ -238,9 +232,20 @@ class Positions:
 
     def _overtake(self, group_id: str, at: Partition, number: int) -> None:
         """Drop the earlier commits of open transactions for this partition."""
-        for waiting in self._waiting(group_id):
-            if at in waiting and waiting[at][0] <= number:
+        for producer_id in list(self._pending_in.get(group_id, {}).get(at, ())):
+            waiting = self._pending[producer_id][group_id]
+            if waiting[at][0] <= number:
                 self.size -= _size_of(waiting.pop(at)[1])
+                self._ended(group_id, at, producer_id)
+
+    def _ended(self, group_id: str, at: Partition, producer_id: int) -> None:
+        """A producer's transaction has no offset of a partition any more."""
+        partitions = self._pending_in[group_id]
+        del partitions[at][producer_id]
+        if not partitions[at]:
+            del partitions[at]
+        if not partitions:
+            del self._pending_in[group_id]
 
 
 def _size(metadata: str, steps: int) -> int:

@@ -27,6 +27,9 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.starts import Start, start_record
 from anabranch.machines.outcome import Draft, Outcome
 
+LATEST_MAX = 16
+"""Partitions of a topic that are noted as begun at their ends: a commit in one of them is enough (`Starts`), and with
+each that is noted the group's start is written again."""
 LATEST = -1
 """The timestamp in ListOffsets that stands for the end of the log."""
 
@@ -90,8 +93,10 @@ def _heard(
             continue
         if timestamp != LATEST:
             other = True
-        elif number in start.ends:
+        elif number in start.ends and len(latest) < LATEST_MAX:
             latest.add(number)
+        if other and len(latest) >= LATEST_MAX:
+            break
     return start._replace(latest=frozenset(latest), other=other)
 
 

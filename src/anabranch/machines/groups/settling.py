@@ -34,8 +34,8 @@ GROUPS_AT_A_TIME = 20
 PARTITIONS_AT_A_TIME = 1_000
 """Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
-TRANSACTION_MS = 500
-"""Between two looks at groups with offsets that an open transaction has committed: its marker calls for one, too."""
+HELD_LOOKED_AT_MAX = 1_000
+"""Held partitions that are looked at when a transaction ends; of more all are settled again."""
 Group = ConsumerGroup | ClassicGroup
 
 
@@ -53,8 +53,8 @@ class Settling:
         """The resized topics that these are settled in."""
         self._subscribed: dict[str, frozenset[str]] = {}
         """By group: the topics that it subscribes to, as of its last change."""
-        self._held: dict[str, None] = {}
-        """Groups that are settled but for partitions of which an open transaction has committed offsets."""
+        self._held: dict[str, dict[tuple[str, int], None]] = {}
+        """By group: partitions of which an open transaction has committed offsets, or whose log is not open."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -74,14 +74,16 @@ class Settling:
                 self._settle(group_id, topic, draft, now_ms, begun=True)
             else:
                 draft.write(start_record(group_id, topic.topic_id, Start(dict.fromkeys(topic.readable, NOT_NOTED))))
-        if self._held and not self._left:
-            draft.set_timer(("settle",), now_ms + TRANSACTION_MS)
 
     def marked(self, outcome: Outcome[None, CoordinatorRecord], now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """The outcome of a transaction's end; groups that may have waited for it are settled next."""
         draft: Draft[CoordinatorRecord] = Draft()
         draft.add(outcome)
-        if self._held:
+        held = ((group_id, *at) for group_id, some in self._held.items() for at in some)
+        some = list(islice(held, HELD_LOOKED_AT_MAX + 1))
+        if len(some) > HELD_LOOKED_AT_MAX or not all(self._offsets.positions.unstable(*at) for at in some):
+            self._left.update(dict.fromkeys(self._held))
+            self._held.clear()
             draft.set_timer(("settle",), now_ms)
         return draft.outcome(None)
 
@@ -112,6 +114,11 @@ class Settling:
             self._topics.update(dict.fromkeys(changed))
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
+        again = [group_id for group_id, some in self._held.items() if any(name in differing for name, _ in some)]
+        for group_id in again:  # A log may be open again.
+            del self._held[group_id]
+            self._left[group_id] = None
+        if changed or again:
             self._some(draft, now_ms)
 
     def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
@@ -129,8 +136,6 @@ class Settling:
     def decide_more(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Settle some of the groups that are left."""
         draft: Draft[CoordinatorRecord] = Draft()
-        self._left.update(self._held)
-        self._held.clear()
         self._some(draft, now_ms)
         return draft.outcome(None)
 
@@ -150,9 +155,7 @@ class Settling:
                     draft.write(*self._starts.trim(group_id, topic))
         if self._left:
             draft.set_timer(("settle",), now_ms + PAUSE_MS)
-        elif self._held:
-            draft.set_timer(("settle",), now_ms + TRANSACTION_MS)
-        else:
+        elif not self._held:
             self._topics.clear()
 
     def _settle(
@@ -172,12 +175,17 @@ class Settling:
             self._left[group_id] = None
 
     def _lacks(self, group_id: str, topic: TopicImage, number: int) -> bool:
-        """Whether a group has no position in a partition, nor may get one by an open transaction."""
+        """Whether a group has no position in a partition, nor may get one by an open transaction.
+
+        Where the log of the partition is not open, its log start is not known.
+        """
         if self._offsets.current(group_id, topic.name, number) is not None:
             return False
-        if not self._offsets.positions.unstable(group_id, topic.name, number):
+        is_unknown = topic.lineage is not None and number in topic.lineage.unknown
+        if not is_unknown and not self._offsets.positions.unstable(group_id, topic.name, number):
             return True
-        self._held[group_id] = self._topics[topic.name] = None
+        self._held.setdefault(group_id, {})[topic.name, number] = None
+        self._topics[topic.name] = None
         return False
 
     def _subscribed_before_or_now(self, group: Group | None) -> frozenset[str]:

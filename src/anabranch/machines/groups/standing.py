@@ -175,11 +175,23 @@ class Standing:
 
     # -- owners --------------------------------------------------------------------------------------------------------
 
-    def begin_tenure(self, topic: TopicImage, partition: int, member_id: str, timeout_ms: int, now_ms: int) -> None:
-        """Note the end, the lower of the two, at which a member is given a partition without a committed offset."""
+    def begin_tenure(
+        self,
+        topic: TopicImage,
+        partition: int,
+        member_id: str,
+        timeout_ms: int,
+        now_ms: int,
+        *,
+        is_whole: bool = True,
+    ) -> None:
+        """Note the end, the lower of the two, at which a member is given a partition without a committed offset.
+
+        `is_whole`: it is given it now.
+        """
         at = topic.topic_id, partition
         end = min(topic.log_end(partition), topic.stable_end(partition))
-        self.tenures[at] = Tenure(member_id, now_ms, end, timeout_ms)
+        self.tenures[at] = Tenure(member_id, now_ms, end, timeout_ms, is_whole)
 
     def give(self, topic: TopicImage, partition: int, member_id: str) -> None:
         """Note that a member is given a partition, and where that begins; what was noted of another owner is over."""

@@ -23,7 +23,7 @@ class Start(NamedTuple):
 
     ends: dict[int, int]
     latest: frozenset[int] = frozenset()
-    """The partitions whose owners' resets asked for the latest offset (`resets`)."""
+    """Some partitions whose owners' resets asked for the latest offset (`resets`)."""
     other: bool = False
     """Whether the reset of an owner asked for any other offset."""
     waited: frozenset[int] = frozenset()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from anabranch.base.errors import ApiError
 from anabranch.machines.groups.classic import ClassicGroup
@@ -109,6 +110,14 @@ class Weights:
         if isinstance(group, ConsumerGroup) and member is not None:
             weight += self.weight_of_member(group, member) // LOOKED_AT
         return weight
+
+    def weight_of_reset(self, topic_id: UUID, asked: Mapping[int, int]) -> int:
+        """The weight of a question for first offsets: of each group that hears it, its members and what is asked."""
+        groups = [self.groups.get(group_id) for group_id in self.keeper.hearing.get(topic_id, ())]
+        members = sum(len(group.members) for group in groups if group is not None)
+        topic = self.image.by_id.get(topic_id)
+        size = 0 if topic is None else topic.size
+        return (members + len(groups) * (1 + len(asked)) + size) // LOOKED_AT
 
     def weight_of_topics(self, image: Image) -> int:
         """The weight of other topics: of each group that may be concerned, what these have."""

@@ -292,7 +292,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             if shard.active and shard.machine.awaits_resets(topic_id):
                 with contextlib.suppress(ApiError):
                     waits.append(
-                        shard.ask(lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, client_host))
+                        shard.ask(
+                            lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, client_host),
+                            weigh=lambda machine: machine.weight_of_reset(topic_id, asked),
+                        )
                     )
         return [wait for wait in waits if wait is not None]
 

@@ -14,6 +14,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.gatekeeper import LOOK_MS, LOOK_ON_MS, LOOKED_AT_MAX
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions_asked import decide_look
+from anabranch.machines.groups.resets import LATEST_MAX
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.groups.standing import Owner, Standing
 from anabranch.machines.lineage import Lineage
@@ -486,6 +487,116 @@ def test_what_a_transaction_commits_outlives_that_the_partition_is_taken_away(
         epoch = settle(world, "A", epoch)
     assert committed(world).get(2) == offset
     assert "foo-2" in assigned(world), "what is committed behind a gate was open once, and a commit begins time anew"
+    world.check()
+
+
+@pytest.mark.parametrize("what", ["nothing", "it fails over", "a transaction is aborted"])
+def test_an_owner_whose_time_begins_anew_is_not_taken_for_one_that_began_where_the_log_ends_then(what: str) -> None:
+    """It reads from the end, and was handed what came before: taken away at the gate, that was skipped."""
+    topic = Topic(2)
+    topic.resize(3)
+    topic.ends = {2: 4}
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.submit(lambda machine: machine.reset_heard(FOO, {0: LATEST, 1: LATEST, 2: LATEST}, "client", "/host"))
+    topic.ends = {1: 3, 2: 9}
+    world.commit("A", epoch, 1, 3)
+    if what == "a transaction is aborted":
+        commit_in_transaction(world, "A", epoch, 2, 6)
+    world.set_topics(topic.resize(2))
+    if what == "a transaction is aborted":
+        world.marker(PRODUCER, committed=False)
+    epoch = settle(world, "A", epoch)
+    if what == "it fails over":
+        world.reload()
+    for _ in range(TIMEOUT_MS // 20_000 + 2):
+        world.advance(20_000)
+        world.beat("A", epoch)
+    epoch = settle(world, "A", epoch)
+    topic.ends[0] = 9
+    world.set_topics(topic.resize(3))
+    topic.ends[2] = 11
+    for _ in range(4):
+        world.advance(1_000)
+        epoch = settle(world, "A", epoch)
+    assert committed(world).get(2, 4) == 4
+    world.check()
+
+
+def unopened(topic: Topic, number: int) -> Image:
+    """The topic while the log of a partition cannot be opened, of a shard that has just been loaded."""
+    topic.starts[number] = 0  # Where a log start is not known it is told as 0.
+    topic.ends.pop(number)
+    image = topic.image()
+    lineage = Lineage.of_ends(1, topic.counts, topic.cuts, unknown={number: len(topic.cuts)})
+    return Image(image.version, {"foo": replace(image.by_name["foo"], lineage=lineage)})
+
+
+def made_again(topic: Topic) -> None:
+    """Foo-1 was removed at its offset 20, and made again."""
+    topic.counts, topic.cuts = [1, 2, 1, 2], [{0: 2}, {0: 2}, {0: 5}]
+    topic.starts[1], topic.ends = 20, {0: 5, 1: 25}
+
+
+def test_a_partition_whose_log_is_not_open_waits() -> None:
+    """Its position lay behind the log start that was told, so that its gate counted as one that was open once."""
+    topic = Topic()
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    topic.ends[0] = 2
+    world.commit("A", epoch, 0, 2)
+    made_again(topic)
+    world.set_topics(topic.image())
+    epoch = settle(world, "A", epoch)
+    assert assigned(world) == "foo-0" and committed(world) == {0: 2, 1: 20}
+    world.image = unopened(topic, 1)
+    world.reload()
+    for _ in range(2):
+        epoch = settle(world, "A", epoch)
+        world.advance(LOOK_MS)
+    assert assigned(world) == "foo-0"
+    made_again(topic)
+    world.set_topics(topic.image())
+    for _ in range(2):
+        epoch = settle(world, "A", epoch)
+        world.advance(LOOK_MS)
+    assert assigned(world) == "foo-0"
+    world.commit("A", epoch, 0, 5)
+    world.advance(LOOK_MS)
+    settle(world, "A", epoch)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 5, 1: 20}
+    world.check()
+
+
+@pytest.mark.parametrize("has_members", [False, True])
+def test_a_group_is_settled_in_a_partition_whose_log_was_not_open_when_it_is(*, has_members: bool) -> None:
+    """Its position was written at 0, out of range: what was there was left to the client's reset."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    epoch = world.join("A").member_epoch if has_members else -1
+    world.commit("A" if has_members else "", epoch, 0, 2)
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    world.advance(100)
+    assert committed(world) == {0: 2}
+    made_again(topic)
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert committed(world) == {0: 2, 1: 20}
+    world.check()
+
+
+def test_of_many_partitions_that_are_begun_at_their_ends_some_are_noted() -> None:
+    """With each question a group's start is written again, which may be long."""
+    topic = Topic(40)
+    topic.resize(41)
+    world = Asking(topic.image())
+    settle(world, "A", world.join("A").member_epoch)
+    before = len(world.log)
+    for number in range(40):
+        world.submit(lambda machine, number=number: machine.reset_heard(FOO, {number: LATEST}, "client", "/host"))
+    assert len(world.log) == before + LATEST_MAX
     world.check()
 
 
