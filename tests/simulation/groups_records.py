@@ -218,6 +218,8 @@ class GroupEdge(ApplicationEdge):
         """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
         self._freed_at: dict[Partition, int] = {}
         """The log ends of partitions when they were last nobody's."""
+        self._waits_from: dict[Partition, int] = {}
+        """The log ends of partitions without a commit when members were first told that they wait."""
 
     def _topic(self, life: str) -> Topic | None:
         return self._world.topics_by_life.get(life)
@@ -295,7 +297,16 @@ class GroupEdge(ApplicationEdge):
             assert self._existed(topic, number), f"{place} appeared later, and is read from the end"
             committed = self.committed_offset(place)
             assert committed is None, f"{place} is committed at {committed}, and is read from the end"
+            waits_from = self._waits_from.get(place, offset)
+            assert offset <= waits_from, f"{place} waits since its log ended at {waits_from}, and is read from {offset}"
         self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
+
+    def waits(self, topic: Topic, number: int) -> None:
+        """Note that a partition waits at a gate."""
+        place = topic.life, number
+        log = topic.logs.get(number)
+        if self.reads_latest and log is not None and self._existed(topic, number) and not self.committed_offset(place):
+            self._waits_from.setdefault(place, log.end)
 
     def written(self, topic: Topic, number: int, offset: int) -> None:
         """Check a position that the coordinator wrote for a group that begins at the end.

@@ -644,6 +644,9 @@ class Rules:
             is_free = topic is not None and topic.has(number) and (topic_id, number) not in group.holders
             if topic is None or not is_free or not self._may_deliver(group, topic, number, committed_only=True):
                 self._waits_idly.pop(at, None)
+                known = self.world.topic_of(topic_id)
+                if topic is not None and is_free and known is not None and not self._may_deliver(group, topic, number):
+                    self.world.edges[group.group_id].waits(known, number)
                 continue
             waited_ms = self.now_ms - self._waits_idly.setdefault(at, self.now_ms)
             assert waited_ms <= self._looked_at_in_ms(at), f"{at} waits since {waited_ms} ms for nothing: {member}"
