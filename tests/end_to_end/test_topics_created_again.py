@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer
+from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer, SubscriptionPattern
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
 from tests.support.broker import BrokerProcess
@@ -199,5 +199,120 @@ def test_a_reader_of_a_topic_that_is_deleted_waits_for_records_of_the_others(
                 async with asyncio.timeout(30):
                     while not [record for record in await consumer.poll(1) if record.value == b"there"]:
                         pass
+
+    asyncio.run(scenario())
+
+
+def test_a_latest_group_is_given_all_of_a_topic_that_is_created_again(broker: BrokerProcess) -> None:
+    """Its member took the partitions for those that were there when it began, and skipped what was written to them."""
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+            await admin.create_topics(TOPIC, partitions=2)
+            async with Consumer(broker.address, group_id="g", auto_offset_reset="latest") as consumer:
+                consumer.subscribe(TOPIC)
+                while len(consumer._fetcher.positions()) < 2:
+                    assert not await consumer.poll(0.1)
+                await admin.delete_topics(TOPIC)
+                async with asyncio.timeout(30):
+                    while consumer._fetcher.positions():
+                        await consumer.poll(0.1)
+                await admin.create_topics(TOPIC, partitions=2)
+                for number, key in enumerate(KEYS):
+                    await producer.send(TOPIC, str(number), key=key)
+                await producer.flush()
+                found: set[bytes | None] = set()
+                async with asyncio.timeout(30):
+                    while len(found) < len(KEYS):
+                        found |= {record.key for record in await consumer.poll(0.2)}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("written", [20, 60])
+def test_members_of_slices_are_given_all_of_a_topic_that_is_created_again(broker: BrokerProcess, written: int) -> None:
+    """The offset at which the old one was begun was asked for: what lies before was skipped, or it was out of range."""
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+
+            async def made(count: int, name: str) -> None:
+                await admin.create_topics(TOPIC, partitions=1, configs={"accept.range.fetch": "true"})
+                for number in range(count):
+                    await producer.send(TOPIC, f"{name}-{number}", key=f"{number}")
+                await producer.flush()
+
+            await made(50, "old")
+            settings = {"group_id": "g", "share": "any", "auto_offset_reset": "latest"}
+            async with Consumer(broker.address, **settings) as consumer:
+                consumer.subscribe(TOPIC)
+                for _ in range(15):
+                    assert not await consumer.poll(0.1)
+                await admin.delete_topics(TOPIC)
+                await made(written, "new")
+                found: set[bytes | None] = set()
+                async with asyncio.timeout(30):
+                    while len(found) < written:
+                        found |= {record.value for record in await consumer.poll(0.2)}
+                assert found == {f"new-{number}".encode() for number in range(written)}
+
+    asyncio.run(scenario())
+
+
+def test_records_that_an_application_has_left_are_not_those_of_the_topic_that_is_created_again(
+    broker: BrokerProcess,
+) -> None:
+    """The offset of the first that was left was gone back to in the new topic."""
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+
+            async def made(name: str) -> None:
+                await admin.create_topics(TOPIC, partitions=1)
+                for number in range(30):
+                    await producer.send(TOPIC, f"{name}-{number}", key="k")
+                await producer.flush()
+
+            await made("old")
+            async with Consumer(broker.address, auto_offset_reset="earliest", metadata_max_age_ms=500) as consumer:
+                consumer.assign([(TOPIC, 0)])
+                left = 11
+                async for _ in consumer:
+                    left -= 1
+                    if not left:
+                        break
+                await admin.delete_topics(TOPIC)
+                await made("new")
+                found: set[bytes | None] = set()
+                async with asyncio.timeout(30):
+                    while len(found) < 30:
+                        found |= {it.value for it in await consumer.poll(0.2) if (it.value or b"").startswith(b"new")}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_member_without_partitions_does_not_turn_while_an_automatic_commit_is_due(
+    broker: BrokerProcess, protocol: str
+) -> None:
+    """Nothing can be committed: each poll went round a hundred times a second."""
+
+    async def scenario() -> None:
+        settings = {"group_id": "g", "group_protocol": protocol, "auto_commit_interval_ms": 100}
+        async with Consumer(broker.address, **settings) as consumer:
+            consumer.subscribe(SubscriptionPattern("nothing-.*"))
+            await consumer.poll(1.0)
+            group = consumer._group
+            assert group is not None
+            turns, attend = 0, group.attend
+
+            async def counted() -> None:
+                nonlocal turns
+                turns += 1
+                await attend()
+
+            group.attend = counted  # type: ignore[method-assign]
+            await consumer.poll(2.0)
+            assert turns < 60
 
     asyncio.run(scenario())

@@ -76,7 +76,8 @@ class CooperativeGroup(Group):
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""
-        return self._due_ms if self._settings.enable_auto_commit and self._due_ms else None
+        may_begin = self._settings.enable_auto_commit and self._member.is_member and "commit" not in self._context.jobs
+        return self._due_ms if may_begin else None
 
     async def unsubscribe(self) -> None:
         """Commit what is done, and leave; what is not done goes to others."""

@@ -169,7 +169,7 @@ class Group:
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""
-        return self._commits.due_ms if self._settings.enable_auto_commit else None
+        return self._commits.due_ms if self._commits.may_begin() else None
 
     def metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group."""

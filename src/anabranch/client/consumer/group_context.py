@@ -187,6 +187,7 @@ class GroupContext:
             if not task.cancelled() and (error := task.exception()) is not None:
                 self.error = error if isinstance(error, AnabranchError) else AnabranchError(repr(error))
                 self.error.__cause__ = error
+            if not self.closed and not task.cancelled():
                 self.host.happened()
 
         task.add_done_callback(ended)

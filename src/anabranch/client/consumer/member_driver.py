@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from typing import Any
+from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
@@ -42,6 +43,8 @@ class MemberDriver:
         """The end of the member's present wait, or the last one; None for one without an end."""
         self.first_seen: dict[str, frozenset[int]] | None = None
         """The partitions of each topic when this member first subscribed to it; None before the first metadata."""
+        self.first_ids: dict[str, UUID] = {}
+        """The ids of these topics: one that is created again is another one."""
         self._patterns: set[str] = set()
         """The patterns of which `first_seen` has the topics."""
         self._is_leaving = False
@@ -204,6 +207,8 @@ class MemberDriver:
         for name, info in topics.items():
             if name not in seen and is_wanted(name) and not any(matches(name) for matches in known):
                 seen[name] = frozenset(info.partitions) if isinstance(info, TopicInfo) else frozenset()
+                if isinstance(info, TopicInfo):
+                    self.first_ids[name] = info.topic_id
         self.first_seen = seen
         if wanted.pattern is not None:
             self._patterns.add(wanted.pattern)

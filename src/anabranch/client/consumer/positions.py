@@ -150,6 +150,8 @@ class Positions:
             # Of a subscribed group our coordinator has committed where it begins in later partitions: without a
             # commit, only partitions that this member has seen appear are later ones.
             seen = None if self._driver.first_seen is None else self._driver.first_seen.get(topic, frozenset())
+            if seen is not None and self._driver.first_ids.get(topic, view.topic_id) != view.topic_id:
+                seen = frozenset()
             for tp in partitions:
                 if tp.topic == topic and self._context.fetcher.arrivals(tp) == grants[tp]:
                     later = appeared_later(tp.partition, view, committed, seen)

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -67,6 +68,8 @@ class SliceFetches:
         self._topics: dict[str, TopicInfo] = {}
         self._first_seen: dict[str, frozenset[int]] = {}
         """The partitions of each topic when it was first seen: later ones are read from their start."""
+        self._first_ids: dict[str, UUID] = {}
+        """The ids of these topics: one that is created again is another one."""
         self._known_for: Subscription | None = None
         self._refresh_at_ms = 0
         self._refreshing = False
@@ -134,6 +137,7 @@ class SliceFetches:
             }
             for name, info in topics.items():
                 self._first_seen.setdefault(name, frozenset(info.partitions))
+                self._first_ids.setdefault(name, info.topic_id)
             self._topics, self._known_for = topics, subscription
             missing = len(topics) < len(found) and matches is None
             age_ms = self._settings.retry_backoff_max_ms if missing else self._settings.metadata_max_age_ms
@@ -213,6 +217,7 @@ class SliceFetches:
         code, ledger = ErrorCode.of(data.error_code), self._ledger
         session, sequence = claim
         if code is ErrorCode.NONE:
+            session.offset = -1  # The group has begun. Where it has not, it is another topic, with another begin.
             if data.slice is not None:
                 await self._take(tp, session.number, sequence, data)
             return False
@@ -223,6 +228,7 @@ class SliceFetches:
             await self._commit()
             if ledger.session(tp) is session:
                 ledger.begin_anew(tp)
+                ledger.session(tp).offset = -1
             return False
         if code in OUT_OF_GROUP:
             ledger.fenced()
@@ -254,6 +260,12 @@ class SliceFetches:
     async def _begin_at(self, tp: TopicPartition) -> int:
         """Where the group begins that has committed nothing of a partition; -1 if that could not be found."""
         reset = self._settings.auto_offset_reset
+        try:
+            now = (await self._cluster.topic(tp.topic)).topic_id
+        except (AnabranchError, OSError):
+            return -1
+        if now != self._first_ids.get(tp.topic):  # All of it is new to the group.
+            reset = "earliest"
         if tp.partition not in self._first_seen.get(tp.topic, ()):
             reset = "earliest"
         if reset == "none":

@@ -197,6 +197,7 @@ class Keeper:
                 **connection_of(self.settings),
                 transactional_id=self.transactional_id,
                 transaction_timeout_ms=self._transaction_timeout_ms,
+                allow_auto_create_topics=False,
             )
             try:
                 await producer.init_transactions()

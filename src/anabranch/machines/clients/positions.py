@@ -157,7 +157,8 @@ class PositionReports:
         final: set[TopicPartition] = set()
         for tp in sorted(self._wanted - asks.keys()):
             standing = standing_of(tp)
-            if standing is None:
+            if standing is None:  # Granted, and not taken over yet: listed, so that nobody asks for it again.
+                reports[tp] = NOTHING
                 continue
             reports[tp] = self._report(tp, standing)
             if standing.ends and reports[tp] >= standing.ends[-1]:

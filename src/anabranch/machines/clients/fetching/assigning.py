@@ -125,7 +125,10 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
         _follow(state, topic, view, first=known is None)
     elif not topic.granted:  # The coordinator revokes granted partitions that were removed.
         _drop_removed(state, topic, view, first=known is None)
-    if view.lineage.unknown or any(view.leaders.get(number, -1) < 0 for number in topic.partitions):
+    if view.lineage.unknown or any(
+        view.leaders.get(number, -1) < 0 or partition.is_of_another_topic
+        for number, partition in topic.partitions.items()
+    ):
         state.ask_later(topic, now_ms)
     else:
         topic.failures = 0

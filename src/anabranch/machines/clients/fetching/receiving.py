@@ -51,7 +51,7 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         if origin.asked is not None:
             _hold_some(state, partition, origin, result)
         elif result.data is not None and len(result.data) > 0:
-            _hold(state, partition, origin, result)
+            _hold(state, partition, origin, result, now_ms)
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE and partition.held:
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_ms
     elif code is ErrorCode.OFFSET_OUT_OF_RANGE and result.folded:
@@ -75,7 +75,7 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
 
 
-def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult) -> None:
+def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult, now_ms: int) -> None:
     assert result.data is not None
     elastic = origin.count != COUNT_NOT_SAID
     size, next_offset, later = _known_batches(result.data, origin.leader_epoch if elastic else EPOCH_MAX)
@@ -89,6 +89,7 @@ def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result:
     elif not later:
         text = f"{partition.name} has no whole record batch at offset {partition.fetch_offset}"
         state.errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
+        partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
 
 
 def _hold_some(state: FetchingState, partition: Partition, origin: FetchFrom, result: FetchResult) -> None:

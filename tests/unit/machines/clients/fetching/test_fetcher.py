@@ -263,6 +263,19 @@ def test_the_broker_forgets_partitions_of_a_topic_that_was_created_again_under_t
     assert [*reader.fetch().forgotten] == [(P0, FLAT.topic_id), (P1, FLAT.topic_id)]
 
 
+def test_a_partition_without_a_whole_batch_at_its_position_is_fetched_again_after_a_while() -> None:
+    """It was fetched again at once, for ever, and each time another error was kept."""
+    reader = Reader()
+    reader.read_whole()
+    damaged = FetchResult(ErrorCode.NONE, memoryview(bytes(100)), high_watermark=9)
+    reader.answer(reader.fetch(), {P0: damaged, P1: damaged})
+    work = reader.fetcher.drain(reader.now)
+    assert not work.fetches and work.wake_at_ms is not None
+    assert [error.code for error in reader.fetcher.errors()] == [ErrorCode.CORRUPT_MESSAGE] * 2
+    reader.now = work.wake_at_ms
+    assert reader.fetcher.drain(reader.now).fetches
+
+
 def test_a_partition_that_appears_starts_at_its_log_start_and_one_that_is_removed_leaves() -> None:
     reader = Reader(reset="latest")
     reader.fetcher.assign([], ["t"])
