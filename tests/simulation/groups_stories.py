@@ -367,6 +367,7 @@ def a_broker_fails_while_a_partition_waits() -> None:
         world.broker_of(GROUP).crash()
         world.run_until(world.now_ms + SOON_MS)
         world.until(lambda: bool(heir._handed))
+        world.run_until(world.now_ms + 1_000)
         assert world.owned(heir) == [{1}], "partition 0 does not wait"
         _commit(heir)
         world.until(lambda: world.owned(heir) == [{0, 1}])

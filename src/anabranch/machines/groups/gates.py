@@ -55,8 +55,6 @@ COST = 2
 def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verdict:
     """Decide the gates of one partition."""
     lineage = topic.lineage
-    if lineage is not None and partition in lineage.unknown:
-        return Verdict(True)  # Its log is not open: nobody knows where it begins.
     limit = gates.limit(partition)
     if limit is None or lineage is None:
         return OPEN
@@ -64,7 +62,7 @@ def judge(topic: TopicImage, gates: Gates, partition: int, stand: Stand) -> Verd
     if gates.may_deliver(partition, layout):
         return Verdict(ahead=max(limit, stand.position), waits=gates.waits(partition))
     start, was = segment_start(topic, partition, layout), stand.committed
-    if was is not None and (was.offset > start or was.opened >= layout):
+    if was is not None and (is_behind(lineage, partition, was, start) or was.opened >= layout):
         ahead = next_closed(topic, gates, partition, layout, was)
         return OPEN if ahead is None else Verdict(ahead=ahead, waits=gates.waits(partition))
     return Verdict(True, -1, gates.waits(partition), was_reopened(lineage, partition, layout, start))
@@ -74,10 +72,15 @@ def next_closed(topic: TopicImage, gates: Gates, partition: int, layout: int, wa
     """Return where the first closed gate behind one of `layout` that was open once is; None without any."""
     assert topic.lineage is not None
     for segment in topic.lineage.segments(partition, topic.log_start(partition)):
-        was_open = segment.layout <= max(layout, was.opened) or was.offset > segment.start
+        was_open = segment.layout <= max(layout, was.opened) or is_behind(topic.lineage, partition, was, segment.start)
         if not was_open and not gates.may_deliver(partition, segment.layout):
             return segment.start
     return None
+
+
+def is_behind(lineage: Lineage, partition: int, was: Position, start: int) -> bool:
+    """Whether a group has committed records of a segment; while the log is not open its begin is told as 0."""
+    return was.offset > start and partition not in lineage.unknown
 
 
 class Evaluated:

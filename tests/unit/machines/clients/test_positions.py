@@ -62,6 +62,13 @@ def test_a_wanted_partition_is_reported_once_at_first_and_again_with_every_new_c
     assert member.question().reports == {P0: 4}
 
 
+def test_a_wanted_partition_that_is_not_taken_over_yet_is_listed() -> None:
+    """Otherwise the coordinator tells at once that it is wanted, ten times a second while nobody polls."""
+    member = Member()
+    member.hear(WANTED)
+    assert member.question().reports == {P0: NOTHING}
+
+
 def test_a_position_is_reported_when_it_grew_and_equals_the_high_watermark() -> None:
     member = Member(p0=at(4))
     member.hear(WANTED)
