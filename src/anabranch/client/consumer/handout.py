@@ -90,7 +90,9 @@ class Handout:
         from anabranch.client.consumer.tables import RECORD_COLUMNS
 
         left = self._decoded.pop(TopicPartition(part.topic, part.partition), None)
-        if left is None or left.part.fetched is not part.fetched or left.position != part.start:
+        is_it = left is not None and left.part.fetched is part.fetched and left.position == part.start
+        # A gate may have closed since: `part` then ends before what was decoded.
+        if left is None or not is_it or left.part.end > part.end:
             left = _Decoded(part, await self.table_beside([part], RECORD_COLUMNS, None), 0, part.start)
         return left if self._fetcher.is_next(part) else None
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from uuid import UUID
 
+from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
 from anabranch.client.settings import ConsumerSettings
-from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, FetchResult, TopicView
 from anabranch.machines.lineage import Lineage
+from tests.support.wire import batch
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -109,3 +113,27 @@ def test_ranges_are_left_out_while_a_record_before_them_is_not_done() -> None:
     assert entry is not None and tracker.done(entry.lease, 1)
     driver.forget_skips(P0, 21)
     assert skipped(driver.handout, P0) == []
+
+
+def test_what_was_decoded_before_a_gate_closed_is_not_handed_out_behind_it() -> None:
+    """The position was to move behind the part: a check failed in the application's poll."""
+
+    async def scenario() -> None:
+        fetcher = Fetcher(FetcherSettings())
+        fetcher.assign([P0])
+        fetcher.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, True), 0)
+        fetcher.seek(P0, 0)
+        handout = Handout(fetcher, check_crcs=True)
+        data = memoryview(batch([b"%d" % number for number in range(6)]))
+        (fetch,) = fetcher.drain(0).fetches
+        fetcher.answered(fetch.request_id, ErrorCode.NONE, 7, {P0: FetchResult(ErrorCode.NONE, data, 6, 6, 0)}, 0)
+        (part,) = fetcher.deliverable()
+        found: list[Record] = []
+        await handout.hand_out_some(part, 2, found)
+        (rest,) = fetcher.deliverable()
+        assert (rest.start, rest.end) == (2, 6)
+        await handout.hand_out_some(replace(rest, end=4), 10, found)
+        assert [record.value for record in found] == [b"0", b"1", b"2", b"3"]
+        assert fetcher.positions() == {P0: 4}
+
+    asyncio.run(scenario())
