@@ -527,8 +527,13 @@ class Gatekeeper:
         return OPEN_END if gate is None else gate
 
     def _has_learned(self, group: Group, standing: Standing, member_id: str, at: At) -> bool:
-        """Whether a member knows that it owns a partition; of the classic protocol's members that is assumed."""
-        member = group.members.get(member_id) if isinstance(group, ConsumerGroup) else None
+        """Whether a member knows that it owns a partition; of a classic group all do when a generation is handed out.
+
+        Between two generations a member may have let go of all, and have joined again: its time begins with the next.
+        """
+        if isinstance(group, ClassicGroup):
+            return group.state is classic.ClassicState.STABLE
+        member = group.members.get(member_id)
         return member is None or member.described.classic is not None or standing.has_learned(member_id, at)
 
     def _take(self, group: Group, gates: GroupGates, made: Evaluated, number: int, raw: int, position: int) -> None:

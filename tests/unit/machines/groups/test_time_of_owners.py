@@ -9,6 +9,9 @@ import pytest
 
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.join_group import JoinGroupResponse
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import assignment, subscription
 from tests.unit.machines.groups.test_positions_asked import FOO, TIMEOUT_MS, Asking, classic_group, grown, settle
 
 STEP_MS = 10_000
@@ -177,6 +180,37 @@ def test_of_a_classic_owner_neither() -> None:
         assert not passes(read, 30), "nobody was given the records of partition 0"
     assert not passes(BACKLOG, TIMEOUT_MS // 1_000 - 20)
     assert passes(BACKLOG, 40)
+
+
+def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out() -> None:
+    """A member that joined again counted as owner during the rebalance, too: gates opened before its time was over."""
+    world = Asking(image_of(1, 2))
+    member, generation = classic_group(world)
+    world.ask(member, generation, reports=[(0, 0)], needs=[(0, -1)], wait_ms=0)
+    reads = {"range": subscription("foo")}
+    waiting = world.join_classic("", reads, version=3, fresh="other")
+    for _ in range(40):
+        world.advance(1_000)
+        world.beat_classic(member, generation)
+    joining = world.join_classic(member, reads, version=3)
+    joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+    assert joined.leader == member and joined.generation_id > generation
+    handed = SyncGroupRequestAssignment(member_id=member, assignment=assignment("foo-0"))
+    world.sync_classic(member, joined.generation_id, [handed])
+    assert isinstance(waiting, int)
+    other = world.answers[waiting].member_id
+    world.sync_classic(other, joined.generation_id)
+
+    def is_overdue_after(seconds: int) -> bool:
+        for _ in range(seconds):
+            world.advance(1_000)
+            world.beat_classic(member, joined.generation_id)
+            world.beat_classic(other, joined.generation_id)
+        answer = world.ask(member, joined.generation_id, needs=[(0, -1)], wait_ms=0)
+        return world.told_of(answer)[0][3]
+
+    assert not is_overdue_after(TIMEOUT_MS // 1_000 - 5)
+    assert is_overdue_after(10)
 
 
 def test_the_time_of_an_owner_does_not_count_while_a_transaction_is_open() -> None:
