@@ -65,6 +65,19 @@ class World:
         waiting = self.admin.describe_groups(group)[group].waiting
         return {(each.partition[1], on.partition[1]) for each in waiting for on in each.waits_on}
 
+    def re_opens(self, reader: Reading) -> None:
+        """Have partition 1, which the reader has committed to its end, retire and re-open: "a" in it, then "b"."""
+        self.resize(2)
+        reader.holds(0, 1)
+        self.write(1, "a")
+        reader.has("a")
+        reader.commit()
+        self.resize(1)
+        self.write(0, "b")
+        reader.has("b")
+        self.resize(2)
+        reader.holds(0)
+
     @contextmanager
     def consumer(self, *, reset: str = "earliest", poll_interval_ms: int = POLL_INTERVAL_MS) -> Iterator[Reading]:
         made = Reading(self, reset, poll_interval_ms)
@@ -374,17 +387,8 @@ def test_what_was_read_of_a_deleted_topic_opens_no_gate_of_the_one_created_under
 
 def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_read(world: World) -> None:
     """Fault 8: the owner of a retiring partition read on when it re-opened."""
-    world.resize(2)
     with world.consumer() as reader:
-        reader.holds(0, 1)
-        world.write(1, "a")
-        reader.has("a")
-        reader.commit()
-        world.resize(1)
-        world.write(0, "b")
-        reader.has("b")
-        world.resize(2)
-        reader.holds(0)
+        world.re_opens(reader)
         world.write(1, "c")
         time.sleep(0.5)
         reader.poll()
@@ -396,17 +400,8 @@ def test_a_partition_that_re_opens_is_taken_away_until_the_records_between_are_r
 
 def test_nothing_is_taken_away_any_more_when_ordered_delivery_is_switched_off(world: World) -> None:
     """The gates of before were used for ever, and the partition was handed out and taken away in turn."""
-    world.resize(2)
     with world.consumer() as reader:
-        reader.holds(0, 1)
-        world.write(1, "a")
-        reader.has("a")
-        reader.commit()
-        world.resize(1)
-        world.write(0, "b")
-        reader.has("b")
-        world.resize(2)
-        reader.holds(0)
+        world.re_opens(reader)
         world.admin.alter_configs("topic", world.topic, {"enable.ordered.delivery": "false"})
         reader.holds(0, 1)
         taken = reader.takings

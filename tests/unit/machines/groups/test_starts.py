@@ -641,11 +641,8 @@ def commit_in_transaction(world: Asking, member: str, epoch: int, partition: int
     assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
 
 
-@pytest.mark.parametrize(("is_committed", "offset"), [(True, 12), (False, 8)])
-def test_what_a_transaction_commits_outlives_that_the_partition_is_handed_to_another_meanwhile(
-    is_committed: bool, offset: int
-) -> None:
-    """A member that was taken for dead ends its transaction: its records would be processed twice."""
+def left_in_a_transaction() -> tuple[Topic, Asking, int]:
+    """The owner of foo-0 has committed 8 there, and 12 in a transaction that is open, and is gone; B is left."""
     topic = Topic(2)
     world = Asking(topic.image())
     world.join("A")
@@ -662,6 +659,15 @@ def test_what_a_transaction_commits_outlives_that_the_partition_is_handed_to_ano
     world.commit("B", b, 2, 4)
     commit_in_transaction(world, "A", a, 0, 12)
     world.leave("A")
+    return topic, world, b
+
+
+@pytest.mark.parametrize(("is_committed", "offset"), [(True, 12), (False, 8)])
+def test_what_a_transaction_commits_outlives_that_the_partition_is_handed_to_another_meanwhile(
+    is_committed: bool, offset: int
+) -> None:
+    """A member that was taken for dead ends its transaction: its records would be processed twice."""
+    _, world, b = left_in_a_transaction()
     settle(world, "B", b)
     assert assigned(world, "B") == "foo-0 foo-1 foo-2"
     world.marker(PRODUCER, committed=is_committed)
@@ -674,22 +680,7 @@ def test_what_a_transaction_commits_outlives_that_what_was_committed_before_is_d
     *, is_committed: bool, offset: int
 ) -> None:
     """The next owner's position was written at the log start, and overtook what was being committed."""
-    topic = Topic(2)
-    world = Asking(topic.image())
-    world.join("A")
-    world.set_topics(topic.resize(3))
-    a = settle(world, "A", 1)
-    b = settle(world, "B", world.join("B").member_epoch)
-    a = settle(world, "A", a)
-    b = settle(world, "B", b)
-    topic.ends = {0: 8, 2: 4}
-    world.commit("A", a, 0, 8)
-    world.set_topics(topic.resize(2))
-    topic.ends[0] = 20
-    a, b = settle(world, "A", a), settle(world, "B", b)
-    world.commit("B", b, 2, 4)
-    commit_in_transaction(world, "A", a, 0, 12)
-    world.leave("A")
+    topic, world, b = left_in_a_transaction()
     topic.starts[0] = 9
     for _ in range(4):
         world.advance(LOOK_MS)
