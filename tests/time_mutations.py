@@ -69,4 +69,16 @@ TIME = (
         OWNERS,
         f"{BY_TIME}::test_a_partition_of_a_dead_member_is_waited_for",
     ),
+    Mutation(
+        "the time of a classic owner counts during a rebalance",
+        (
+            Edit(
+                "machines/groups/gatekeeper.py",
+                "            return group.state is classic.ClassicState.STABLE\n",
+                "            return True\n",
+            ),
+        ),
+        OWNERS,
+        f"{BY_TIME}::test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out",
+    ),
 )

@@ -185,6 +185,35 @@ def test_a_gate_opens_by_time_for_a_static_member_that_came_back(shared: BrokerP
             assert member.group_metadata().generation_id == generation
 
 
+def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """A rebalance waits for a dead member; the owner keeps two records, and has all of its time afterwards."""
+    with stage(shared.address, "again", 1, workers) as it:
+        plan: dict[str, Any] = {"protocol": "classic", "commit": "told", "patient": True}
+        group = it.group(process="one", poll_interval_ms=6_000, session_ms=5_000, **plan)
+        owner = group.owner(0)
+        dead = group.join(process="dead")
+        it.until(lambda: len(it.admin.describe_groups(group.name)[group.name].members) == 2, "it does not come")
+        assert owner is group.owner(0)
+        name = name_at((2, 1))
+        it.load.send(5, keys=1, name=name)
+        it.until(lambda: group.handed_from[0] == 5, "partition 0 is not read")
+        owner.commit({0: 3})
+        it.resize(2)
+        it.until_owned(group, [0, 1])
+        it.load.send(3, keys=1, name=name)
+        before = owner.assignments
+        dead.kill()
+        group.join(process="heir")
+        it.until(lambda: owner.assignments > before, "the rebalance is not over")
+        it.until_owned(group, [0, 1])
+        assert owner is group.owner(0)
+        it.keeps(lambda: not group.handed_from[1], "the time of the rebalance counted", 4.0)
+        it.finish(60)
+        assert group.edge.moves == 1
+
+
 def test_deleted_records_that_a_member_has_fetched_stay_behind_their_gate(
     shared: BrokerProcess, workers: Workers
 ) -> None:
