@@ -61,7 +61,7 @@ HAND_OUTS = (
     Mutation(
         "that a partition waits is not written down, and begins when a coordinator first looks",
         (
-            Edit(GATEKEEPER, "is_seen=not made.is_first)", "is_seen=True)"),
+            Edit(GATEKEEPER, "Waited(made.gate_of(number), now_ms)", "Waited(made.topic.log_end(number), now_ms)"),
             Edit(
                 WRITTEN,
                 "            if made is None or start is None or waited.keys() <= start.waited:\n",

@@ -75,7 +75,12 @@ TIME = (
             Edit(
                 "machines/groups/gatekeeper.py",
                 "            return group.state is classic.ClassicState.STABLE\n",
-                "            return True\n",
+                "            return group is not None\n",
+            ),
+            Edit(
+                "machines/groups/gatekeeper.py",
+                "        is_paused = isinstance(group, ",
+                "        is_paused = () and (group, ",
             ),
         ),
         OWNERS,

@@ -242,7 +242,7 @@ def stranger(world: World) -> None:
             assert reply.error_code, (request, reply)
 
     broker.handle(request, version, "stranger", 1 << 40, answered)
-    assert broker.log.end == end, request
+    assert broker.log.end <= end, request  # It is cut where a sync of what others wrote fails at this moment.
 
 
 def switch(world: World) -> None:

@@ -70,6 +70,8 @@ class Commits:
         """Topics without individual commits."""
         self._returns = 0
         """How often commits have given ranges back."""
+        self._has_failed = False
+        """Whether the last automatic commit has failed: whatever is due then waits for the time of the next one."""
         self.due_ms = 0
         """The time of the next automatic commit."""
 
@@ -340,7 +342,12 @@ class Commits:
         return self.may_begin() and (self._milestone or many or self._context.now_ms() >= self.due_ms)
 
     def may_begin(self) -> bool:
-        """Whether an automatic commit can begin."""
+        """Whether an automatic commit can begin now."""
+        return self.can_begin and not (self._has_failed and self._context.now_ms() < self.due_ms)
+
+    @property
+    def can_begin(self) -> bool:
+        """Whether an automatic commit can begin, now or at its time."""
         return (
             self._settings.enable_auto_commit
             and (self._context.subscription is None or self._member.is_member)
@@ -365,8 +372,10 @@ class Commits:
         if not changed:
             return
         shares = {tp: steps for tp, steps in processed.shares.items() if tp in changed}
+        self._has_failed = True
         try:
             await self.commit_all(processed._replace(offsets=changed, shares=shares), timeout_ms)
+            self._has_failed = False
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
 
@@ -401,7 +410,8 @@ def _unanswered(partitions: Iterable[TopicPartition]) -> ApiError:
 
 def _given_up(partitions: Iterable[TopicPartition], group_id: str) -> ApiError:
     text = f"offsets of {', '.join(map(str, partitions))} were not committed: this member of group '{group_id}' gave"
-    return ApiError(ErrorCode.STALE_MEMBER_EPOCH, f"{text} up the partitions meanwhile, and others may be further.")
+    text += " up the partitions meanwhile, and others may be further; or their topic was created again."
+    return ApiError(ErrorCode.STALE_MEMBER_EPOCH, text)
 
 
 def _not_committed(code: ErrorCode, group_id: str) -> ApiError:

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster, OffsetAndTimestamp
 from anabranch.client.consumer.cooperative import CooperativeGroup, SliceRecords
@@ -78,6 +78,8 @@ class Consumer:
         self._pool: Pool | None = None
         self._cooperative: CooperativeGroup | None = None
         self._records: SliceRecords | None = None
+        self._postponed: AnabranchError | None = None
+        """What the last poll met in one partition when it had records of others to return."""
         if settings.share == "any":
             self._share_any()
 
@@ -322,13 +324,28 @@ class Consumer:
         room = self._settings.max_poll_records if max_records is None else max_records
         if self._driver.unfinished is not None:
             return await self._driver.poll(timeout_s, room)
+        error, self._postponed = self._postponed, None
+        if error is not None:
+            raise error
         found: list[Record] = []
-        for part in await self._driver.gather(timeout_s):
-            if len(found) >= room:
-                break
-            if self._fetcher.is_next(part):
-                await self._handout.hand_out_some(part, room - len(found), found)
+        try:
+            for part in await self._driver.gather(timeout_s):
+                if len(found) >= room:
+                    break
+                if self._fetcher.is_next(part):
+                    try:
+                        await self._handout.hand_out_some(part, room - len(found), found)
+                    except AnabranchError as met:
+                        error = met
+        except BaseException:
+            if found:
+                self._handout.not_returned(found)
+            raise
         self._driver.pump()
+        if error is not None:
+            if not found:
+                raise error
+            self._postponed = error
         return found
 
     async def poll_arrow(

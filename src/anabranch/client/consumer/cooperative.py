@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.consumer.commits import TOPIC_GONE_TIMEOUT_MS
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.group import Group
-from anabranch.client.consumer.group_context import AGAIN, EPOCH_STALE, OUT_OF_GROUP, is_final
+from anabranch.client.consumer.group_context import AGAIN, EPOCH_STALE, OUT_OF_GROUP, TOPIC_GONE, is_final
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
 from anabranch.client.consumer.slice_fetches import SliceFetches
@@ -141,6 +142,7 @@ class CooperativeGroup(Group):
         refused: list[Part] = []
         deadline = context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
         async with self._committing:
+            ids, began_ms = self.fetches.topic_ids, context.now_ms()
             work = deque(_requests(parts))
             while work:
                 pending = work.popleft()
@@ -150,7 +152,7 @@ class CooperativeGroup(Group):
                     raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, context.group_id)
                 commits = {tp: OffsetAndMetadata(-1, ranges=_ranges(some)) for tp, some in pending.items()}
                 try:
-                    codes = await context.offsets.commit(commits, {}, identity)
+                    codes = await context.offsets.commit(commits, ids, identity)
                 except (AnabranchError, OSError) as error:
                     if is_final(error):
                         raise
@@ -176,6 +178,8 @@ class CooperativeGroup(Group):
                         raise _not_committed(code, context.group_id)
                     else:
                         failure = ApiError(code, f"slices of {tp} could not be committed")
+                        if code in TOPIC_GONE:
+                            deadline = min(deadline, began_ms + TOPIC_GONE_TIMEOUT_MS)
                         if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
                             raise failure
                         pending[tp] = some

@@ -474,7 +474,10 @@ class FetchingDriver:
             ids = set() if before is None else {before.topic_id, view.topic_id}
             if len(ids) == 2 and NO_TOPIC_ID not in ids:
                 # What was handed out of the topic before says nothing of the one that has its name now.
-                self.handout.dropped([tp for tp in self.fetcher.assignment if tp.topic == name])
+                partitions = tuple(tp for tp in self.fetcher.assignment if tp.topic == name)
+                self.dropped(partitions)
+                if self.group is not None:
+                    self.group.topic_made_again(partitions)
             self.fetcher.topic_known(view, self.now_ms())
             if self.group is not None and before is not None and before.lineage.current != view.lineage.current:
                 self.group.layout_changed()

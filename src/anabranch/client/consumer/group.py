@@ -164,12 +164,12 @@ class Group:
 
     def look_for_positions(self) -> None:
         """Look up the missing starting positions of granted partitions."""
-        if self._positions.wanted():
+        if self._context.error is None and self._positions.wanted():  # Otherwise that is for the application first.
             self._context.job("positions", self._positions.find)
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""
-        return self._commits.due_ms if self._commits.may_begin() else None
+        return self._commits.due_ms if self._commits.can_begin else None
 
     def metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group."""
@@ -257,16 +257,24 @@ class Group:
     def _drop(self, names: tuple[TopicPartition, ...], partly: Mapping[TopicPartition, KeyRanges]) -> None:
         """Drop partitions, and of those in `partly` some ranges only."""
         context = self._context
-        context.note_drop(names)
         context.fetcher.withdraw(names, partly)
         whole = tuple(name for name in names if name not in partly)
         context.host.dropped(whole)
+        self._forget(names, whole)
+        for name in partly:
+            context.host.narrowed(name)
+
+    def topic_made_again(self, partitions: tuple[TopicPartition, ...]) -> None:
+        """Forget what was committed, or was to be, in partitions whose topic is another one now."""
+        self._forget(partitions, partitions)
+
+    def _forget(self, names: tuple[TopicPartition, ...], whole: tuple[TopicPartition, ...]) -> None:
+        context = self._context
+        context.note_drop(names)
         self._gates.dropped(whole)
         for name in names:
             context.committed_shares.pop(name, None)
             self._positions.forget(name)
-        for name in partly:
-            context.host.narrowed(name)
         for name in whole:
             context.committed.pop(name, None)
             context.ranged.discard(name)

@@ -164,14 +164,19 @@ class Handout:
         for record in reversed(records):
             following.append(later.get(record[:2]))
             later[record[:2]] = record.offset
-        self._unyielded = {TopicPartition(*tp): offset for tp, offset in later.items()}
+        unyielded = self._unyielded = {TopicPartition(*tp): offset for tp, offset in later.items()}
         for record, offset in zip(records, reversed(following), strict=True):
             tp = TopicPartition(record.topic, record.partition)
-            if offset is None:
-                self._unyielded.pop(tp, None)
-            else:
-                self._unyielded[tp] = offset
+            if tp in unyielded:  # Otherwise it was dropped meanwhile.
+                if offset is None:
+                    del unyielded[tp]
+                else:
+                    unyielded[tp] = offset
             yield record
+
+    def not_returned(self, records: Sequence[Record]) -> None:
+        """Have records handed out again: the poll that was to return them did not."""
+        self._unyielded = {TopicPartition(it.topic, it.partition): it.offset for it in reversed(records)}
 
     def go_back(self) -> None:
         """Move the positions back to the records that an abandoned loop did not reach."""

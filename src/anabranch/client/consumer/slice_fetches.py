@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.group_context import EPOCH_STALE, OUT_OF_GROUP, GroupContext
@@ -85,6 +85,11 @@ class SliceFetches:
             if self._wants(tp)
         )
 
+    @property
+    def topic_ids(self) -> dict[str, UUID]:
+        """The ids of the topics that slices are in hand of: what is done of one is done of no other of its name."""
+        return {name: info.topic_id for name, info in self._topics.items()}
+
     def _wants(self, tp: TopicPartition) -> bool:
         return self.pairs is None or tp in self.pairs or tp.topic in self.whole
 
@@ -138,6 +143,8 @@ class SliceFetches:
             for name, info in topics.items():
                 self._first_seen.setdefault(name, frozenset(info.partitions))
                 self._first_ids.setdefault(name, info.topic_id)
+            for name, info in topics.items():
+                self._drop_other_topic(name, info)
             self._topics, self._known_for = topics, subscription
             missing = len(topics) < len(found) and matches is None
             age_ms = self._settings.retry_backoff_max_ms if missing else self._settings.metadata_max_age_ms
@@ -225,6 +232,8 @@ class SliceFetches:
             session.offset = await self._begin_at(tp)
             return False
         if code in BEGIN_ANEW:
+            if await self._was_made_again(tp.topic):
+                return False
             await self._commit()
             if ledger.session(tp) is session:
                 ledger.begin_anew(tp)
@@ -238,6 +247,23 @@ class SliceFetches:
             self._refresh_at_ms = 0
         elif code not in EPOCH_STALE:
             self.failure = ApiError(code, data.error_message or f"slices of {tp} are refused")
+        return True
+
+    async def _was_made_again(self, name: str) -> bool:
+        """Whether a topic is another one than that of which slices are in hand, which are dropped then."""
+        try:
+            info = await self._cluster.topic(name)
+        except (AnabranchError, OSError):
+            return False
+        return self._drop_other_topic(name, info)
+
+    def _drop_other_topic(self, name: str, info: TopicInfo) -> bool:
+        """Drop what is in hand of a topic that was created again: nothing of it is done in the new one."""
+        before = self._topics.get(name)
+        if before is None or before.topic_id == info.topic_id or NO_TOPIC_ID in (before.topic_id, info.topic_id):
+            return False
+        self._ledger.leave_out(lambda tp: tp.topic != name)
+        self._topics[name] = info
         return True
 
     async def _take(self, tp: TopicPartition, session: int, sequence: int, data: PartitionData) -> None:

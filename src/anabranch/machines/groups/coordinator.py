@@ -552,6 +552,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
 
     def _end(self, group: Group | None, group_id: str, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """An empty group is no more."""
+        self.settling.drop(group_id)
         draft.write(*self.starts.all_of(group_id))
         if isinstance(group, ConsumerGroup):
             draft.write(*migration.end_records(group))

@@ -2,14 +2,13 @@
 
 the partition appeared after the group began             ->  the log start
 it existed, and did not wait at a gate                   ->  none: the client begins as its reset says
-it waited, and the group is known to read from the end   ->  the log end when the group began, or the wait did
+it waited, and the group is known to read from the end   ->  the log end when the group began, or the gate
 it waited, and nothing was written meanwhile             ->  none: the client's reset loses nothing either way
 it waited, and what its reset says is not known          ->  the log start, which loses nothing
 
 That a partition waited is written down with the group's start, as another coordinator may hand it out. A group that
-began before its topic was first resized has no log end noted: then the one when the wait began is. Where another
-coordinator may have seen it begin, and not have come to write it down, the log end at the first resize counts: nothing
-waited before that.
+began before its topic was first resized has no log end noted: then the gate is, from which on its records wait. The
+log end at which a coordinator finds out that they do would be behind those that were written since the resize.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class FirstOffsets:
             return None
         noted = self._starts.noted_end(group.group_id, topic, number)
         if noted == NOT_NOTED:
-            noted = waited.end if waited is not None and begins else first_end(topic, number, waited)
+            noted = topic.log_end(number) if begins else _gate(topic, number, waited)
         if self.reads_from_end(group.group_id, topic, stands_late=stands_late):
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
@@ -73,11 +72,8 @@ class FirstOffsets:
         )
 
 
-def first_end(topic: TopicImage, number: int, waited: Waited | None) -> int:
-    """The log end when a partition began to wait of a group that began before the first resize of its topic.
-
-    Where that is not known it is the log end at that resize: before it nothing waited.
-    """
-    if waited is not None and (waited.is_seen or topic.lineage is None):
-        return waited.end
+def _gate(topic: TopicImage, number: int, waited: Waited | None) -> int:
+    """The gate at which a partition waits; where that is not known the first that it may have waited at."""
+    if waited is not None:
+        return waited.gate
     return topic.log_start(number) if topic.lineage is None else segment_start(topic, number, 1)

@@ -195,7 +195,7 @@ class Gatekeeper:
         """The gates of a topic as far as they are decided; none are of a topic image that was never looked at."""
         made = gates.evaluated.get(topic.topic_id)
         if made is None or made.topic is not topic:
-            made = gates.evaluated[topic.topic_id] = Evaluated(topic, is_first=made is None)
+            made = gates.evaluated[topic.topic_id] = Evaluated(topic)
         elif made.is_outdated:
             made.outdate()
         if made.left:
@@ -218,11 +218,12 @@ class Gatekeeper:
             if number in made.closed:
                 gates.by_time.pop(at, None)
                 if at not in gates.waited:
-                    gates.waited[at] = Waited(made.topic.log_end(number), now_ms, is_seen=not made.is_first)
+                    gates.waited[at] = Waited(made.gate_of(number), now_ms)
                     if made.stands[number].committed is None:
                         gates.to_note.setdefault(at[0], set()).add(number)
             else:
-                freed = freed or at not in holders or has_free_keys(group, at)
+                is_free = at not in holders or has_free_keys(group, at)
+                freed = freed or (is_free and at not in gates.unstable)
         gates.freed += freed
 
     def _stand_in(self, group: Group, gates: GroupGates, topic: TopicImage) -> Callable[[int], Stand]:
@@ -498,6 +499,7 @@ class Gatekeeper:
         raw = standing.raw(topic, number, None if was is None else was.offset, owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
+        is_paused = isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.STABLE
         need = gates.wanted.get(at, -1)
         frontier = was.frontier if is_shared and was is not None else None
         stall = standing.stalls.get(at)
@@ -505,7 +507,7 @@ class Gatekeeper:
         is_left = made is not None and number in made.left
         until = None if is_left else self._is_given_until(gates, made, number, member_id)
         log_end = topic.log_end(number)
-        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until)
+        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until, is_paused=is_paused)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:

@@ -90,7 +90,6 @@ class Evaluated:
         "_gates",
         "closed",
         "counted",
-        "is_first",
         "is_outdated",
         "left",
         "stands",
@@ -99,10 +98,8 @@ class Evaluated:
         "waiting",
     )
 
-    def __init__(self, topic: TopicImage, *, is_first: bool = False) -> None:
-        """`is_first`: nothing is known of the gates of an earlier image of the topic."""
+    def __init__(self, topic: TopicImage) -> None:
         self.topic = topic
-        self.is_first = is_first
         self.stands: dict[int, Stand] = {}
         self.counted: dict[int, int | Frontier] = {}
         self.verdicts: dict[int, Verdict] = {}
@@ -205,6 +202,12 @@ class Evaluated:
             for wait in self.verdicts.get(ahead.pop(), OPEN).waits:
                 need(wait)
         return found
+
+    def gate_of(self, partition: int) -> int:
+        """Where the records begin that a closed partition waits with: nothing before them waits."""
+        assert self.topic.lineage is not None
+        layout = self.topic.lineage.layout_at(partition, self.stands[partition].position)
+        return segment_start(self.topic, partition, layout)
 
     def own_gate(self, partition: int) -> int | None:
         """Where the first closed gate of a partition that is not withheld is; None without one."""

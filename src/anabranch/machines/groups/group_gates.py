@@ -23,11 +23,9 @@ Group = ConsumerGroup | ClassicGroup
 class Waited(NamedTuple):
     """The wait of a partition at a gate."""
 
-    end: int
-    """The log end when it was found to wait."""
+    gate: int
+    """The offset from which on its records wait: it says the same whenever, and wherever, the wait is found out."""
     since_ms: int
-    is_seen: bool = True
-    """Whether it was found not to wait before; otherwise it may have waited under another coordinator already."""
 
 
 @dataclass(slots=True)

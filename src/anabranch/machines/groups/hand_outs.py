@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
-from anabranch.machines.groups.first_offsets import FirstOffsets, first_end
+from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, segment_start
 from anabranch.machines.groups.group_gates import GroupGates, Waited
@@ -88,8 +88,7 @@ class HandOuts:
     def note_waits(self, group_id: str, gates: GroupGates) -> Iterator[CoordinatorRecord]:
         """Write down which partitions without a commit wait, as another coordinator may hand them out.
 
-        With them, where none was noted, the log end at which that began. In one record for a topic: with all its ends
-        it is long.
+        With them, where no log end was noted, the gate. In one record for a topic: with all its ends it is long.
         """
         for topic_id, numbers in list(gates.to_note.items()):
             made, start = gates.evaluated.get(topic_id), self._starts.get(group_id, topic_id)
@@ -99,7 +98,7 @@ class HandOuts:
             waited = {} if start is None else {n: gates.waited.get((topic_id, n)) for n in numbers & start.ends.keys()}
             if made is None or start is None or waited.keys() <= start.waited:
                 continue
-            ends = {n: first_end(made.topic, n, it) for n, it in waited.items() if it and start.ends[n] == NOT_NOTED}
+            ends = {n: it.gate for n, it in waited.items() if it is not None and start.ends[n] == NOT_NOTED}
             noted = start._replace(ends=start.ends | ends, waited=start.waited | waited.keys())
             yield start_record(group_id, topic_id, noted)
 
@@ -125,7 +124,8 @@ class HandOuts:
             passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
             if passed and not self._offsets.positions.unstable(group_id, topic.name, number):
                 position = was._replace(opened=layout)
-            if waited is not None and was.frontier is None and was.offset < topic.log_start(number):
+            has_waited = waited is not None or _never_opened(topic, number, was)
+            if has_waited and was.frontier is None and was.offset < topic.log_start(number):
                 # What was deleted while it waited would be out of range, and the reset of its client take the rest.
                 position = (position or was)._replace(offset=topic.log_start(number))
         if position is not None:
@@ -162,10 +162,10 @@ class HandOuts:
 
         At the closed gate, however far behind that the owner's reset may have put it, as at a hand-out.
         """
-        gates.waited.setdefault((topic.topic_id, number), Waited(topic.log_end(number), now_ms))
+        gate = segment_start(topic, number, _opened_at(gates, topic, number))
+        gates.waited.setdefault((topic.topic_id, number), Waited(gate, now_ms))
         if self._offsets.current(group.group_id, topic.name, number) is None:
-            offset = segment_start(topic, number, _opened_at(gates, topic, number))
-            position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id)
+            position = Position(gate, committed_at_ms=now_ms, topic_id=topic.topic_id)
             yield position_record(group.group_id, topic.name, number, position)
 
     def is_read_to(self, group_id: str, gates: GroupGates, made: Evaluated, number: int) -> bool:
@@ -187,6 +187,14 @@ class HandOuts:
                 )
             )
         )
+
+
+def _never_opened(topic: TopicImage, number: int, was: Position) -> bool:
+    """Whether the partition may have waited at the gate where a group stands, under another coordinator, say."""
+    if topic.lineage is None:
+        return False
+    layout = topic.lineage.layout_at(number, was.offset)
+    return layout > max(topic.lineage.first, was.opened) and was.offset <= topic.lineage.start(number, layout)
 
 
 def _opened_at(gates: GroupGates, topic: TopicImage, number: int) -> int:

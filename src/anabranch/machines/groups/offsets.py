@@ -102,6 +102,7 @@ class Offsets:
         self.positions = Positions()
         self.on_commit: Callable[[str, TopicImage, int, Position], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
+        self.is_owed: Callable[[str, str, int], bool] = lambda *_: False  # Whether a position is still to be written.
         self.individual = IndividualCommits()
         self.in_transactions = TransactionRanges()
         self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
@@ -477,7 +478,7 @@ class Offsets:
         code, position = ErrorCode.NONE, None
         if missing:
             code = ErrorCode.UNKNOWN_TOPIC_ID
-        elif require_stable and self._unstable(group_id, topic, partition):
+        elif require_stable and any(it(group_id, topic, partition) for it in (self._unstable, self.is_owed)):
             code = ErrorCode.UNSTABLE_OFFSET_COMMIT
         else:
             position = self.current(group_id, topic, partition)

@@ -86,6 +86,8 @@ def _heard(
         for member_id, member in group.members.items()
         if (member.described.client_id, member.described.client_host) == caller
     }
+    gates = keeper.known(group.group_id)
+    handed_out = gates.begun.get(topic.topic_id, set()) if gates is not None else set()
     for number, timestamp in asked.items() if callers else ():
         if group.holders.get((topic.topic_id, number), "") not in callers:
             continue
@@ -93,7 +95,7 @@ def _heard(
             continue
         if timestamp != LATEST:
             other = True
-        elif number in start.ends and len(latest) < LATEST_MAX:
+        elif number in start.ends and number in handed_out and len(latest) < LATEST_MAX:
             latest.add(number)
         if other and len(latest) >= LATEST_MAX:
             break

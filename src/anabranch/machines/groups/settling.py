@@ -10,7 +10,7 @@ Groups are settled a few at a time, and a large topic in several decisions: a sh
 is found by the next decision. A classic group is settled whole before its next generation is handed out. Until its turn
 a group of the consumer protocol is handed no partition without its position, as the gatekeeper writes the same position
 when it hands a partition out. A position that would overtake what an open transaction has committed is not written
-before that has ended.
+before that has ended, nor one in a log that is not open; who asks for it meanwhile is told to ask again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Settling:
         self._subscribed: dict[str, frozenset[str]] = {}
         """By group: the topics that it subscribes to, as of its last change."""
         self._held: dict[str, dict[tuple[str, int], None]] = {}
-        """By group: partitions of which an open transaction has committed offsets, or whose log is not open."""
+        """By group: partitions of which an open transaction has committed offsets."""
+        self._unopened: dict[str, dict[tuple[str, int], None]] = {}
+        """By group: partitions whose log is not open."""
+        offsets.is_owed = self.is_owed
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -114,9 +117,9 @@ class Settling:
             self._topics.update(dict.fromkeys(changed))
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
-        again = [group_id for group_id, some in self._held.items() if any(name in differing for name, _ in some)]
+        again = [group_id for group_id, some in self._unopened.items() if any(name in differing for name, _ in some)]
         for group_id in again:  # A log may be open again.
-            del self._held[group_id]
+            del self._unopened[group_id]
             self._left[group_id] = None
         if changed or again:
             self._some(draft, now_ms)
@@ -132,6 +135,21 @@ class Settling:
             self._topics.update(dict.fromkeys(resized))
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._some(draft, now_ms)
+
+    def is_owed(self, group_id: str, name: str, number: int) -> bool:
+        """Whether a group is to be given a position in a partition that appeared later, and has none yet."""
+        at, topic = (name, number), self._offsets.image.by_name.get(name)
+        if topic is None or self._offsets.current(group_id, *at) is not None:
+            return False
+        if at in self._held.get(group_id, ()) or at in self._unopened.get(group_id, ()):
+            return True
+        is_left = group_id in self._left and name in self._topics
+        return is_left and topic.has(number) and not self._starts.existed(group_id, topic, number)
+
+    def drop(self, group_id: str) -> None:
+        """Forget a group that is no more."""
+        for known in (self._left, self._subscribed, self._held, self._unopened):
+            known.pop(group_id, None)
 
     def decide_more(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Settle some of the groups that are left."""
@@ -155,7 +173,7 @@ class Settling:
                     draft.write(*self._starts.trim(group_id, topic))
         if self._left:
             draft.set_timer(("settle",), now_ms + PAUSE_MS)
-        elif not self._held:
+        elif not self._held and not self._unopened:
             self._topics.clear()
 
     def _settle(
@@ -181,10 +199,13 @@ class Settling:
         """
         if self._offsets.current(group_id, topic.name, number) is not None:
             return False
-        is_unknown = topic.lineage is not None and number in topic.lineage.unknown
-        if not is_unknown and not self._offsets.positions.unstable(group_id, topic.name, number):
+        if topic.lineage is not None and number in topic.lineage.unknown:
+            put_off = self._unopened
+        elif self._offsets.positions.unstable(group_id, topic.name, number):
+            put_off = self._held
+        else:
             return True
-        self._held.setdefault(group_id, {})[topic.name, number] = None
+        put_off.setdefault(group_id, {})[topic.name, number] = None
         self._topics[topic.name] = None
         return False
 

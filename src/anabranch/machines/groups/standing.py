@@ -8,6 +8,7 @@ learned of its partition: it has when it speaks again on the connection of the a
 time of the records that were there when it began: a gate that waits for later ones waits again (`Watch.later`). It
 counts while the owner can be given the next record (`gates.can_go_on`), and up to when the owner last spoke (`speak`):
 of a member that is dead or stopped nobody knows whether it would have gone on, and its session says when others do.
+While a classic group rebalances it stands still: a member may have let go of all by then, and who is next is not known.
 """
 
 from __future__ import annotations
@@ -86,10 +87,20 @@ class Watch:
     """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
+    paused_ms: int | None = None
+    """The time since which the owner's time does not count; None while it does."""
 
     def begin(self, now_ms: int, log_end: int) -> None:
         """Have the time of the owner begin anew."""
         self.since_ms, self.end, self.later = now_ms, log_end, None
+        self.paused_ms = None if self.paused_ms is None else now_ms
+
+    def resume(self, now_ms: int) -> int:
+        """Have the time of the owner go on; for how long it did not count, in milliseconds."""
+        gap_ms = 0 if self.paused_ms is None else now_ms - self.paused_ms
+        self.since_ms, self.paused_ms = self.since_ms + gap_ms, None
+        self.later = self.later and (self.later[0] + gap_ms, self.later[1])
+        return gap_ms
 
     def rate(self, now_ms: int) -> float:
         """Offsets per second since the watch began."""
@@ -237,14 +248,28 @@ class Standing:
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def look(
-        self, at: At, raw: int, position: int, owner: str, now_ms: int, *, log_end: int, until: int | None = None
+        self,
+        at: At,
+        raw: int,
+        position: int,
+        owner: str,
+        now_ms: int,
+        *,
+        log_end: int,
+        until: int | None = None,
+        is_paused: bool = False,
     ) -> bool:
         """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
 
         `until`: the owner's own next closed gate; None while that is not decided. When it is further on, the time for
-        the records before it begins.
+        the records before it begins. `is_paused`: nobody knows the next owner; the time of the former one stands still,
+        and goes on if that is the next one, too.
         """
         watch = self.watches.get(at)
+        if is_paused:
+            owner = "" if watch is None else watch.owner
+        elif watch is not None:
+            self._go_on(at, watch.resume(now_ms))
         if watch is None:
             self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position, log_end)
         elif until is not None and until > watch.until:
@@ -252,6 +277,8 @@ class Standing:
         self.watches[at].until = self.watches[at].until if until is None else until
         if watch is None:
             return True
+        if is_paused and watch.paused_ms is None:
+            watch.paused_ms = now_ms
         if (watch.owner, watch.raw) != (owner, raw):
             watch.owner, watch.raw = owner, raw
             watch.begin(now_ms, log_end)
@@ -261,9 +288,16 @@ class Standing:
         watch.position = position
         return True
 
+    def _go_on(self, at: At, gap_ms: int) -> None:
+        tenure = self.tenures.get(at)
+        if gap_ms and tenure is not None:
+            self.tenures[at] = tenure._replace(since_ms=tenure.since_ms + gap_ms)
+
     def is_overdue(self, at: At, timeout_ms: int, need: int, log_end: int, now_ms: int) -> bool:
         """Whether gates that wait on this partition, up to `need` (-1: nobody knows how far), open by time."""
         watch = self.watches[at]
+        if watch.paused_ms is not None:
+            return False
         spoke_ms = self.spoken.get(watch.owner, NEVER)
         if watch.later is not None and is_stalled(watch.later[0], timeout_ms, spoke_ms):
             (watch.since_ms, watch.end), watch.later = watch.later, None

@@ -230,3 +230,17 @@ def test_time_counts_from_when_the_owner_has_learned_of_its_partition() -> None:
     world.advance(1_000)
     settle(world, "B", epoch)
     assert assigned(world, "B") == "foo-1"
+
+
+def test_a_question_for_the_end_by_an_owner_that_was_not_heard_all_the_time_says_nothing() -> None:
+    """An earliest question right after a fail-over is not heard, so that `endOffsets` later counted alone."""
+    world, epoch = begun(grown())
+    world.reload()
+    assert not world.coordinator.awaits_resets(FOO), "whoever asks now is not heard"
+    epoch = settle(world, "A", epoch)
+    world.advance(500)
+    heard(world, {0: LATEST})
+    world.commit("A", epoch, 0, 5)
+    world.advance(500)
+    settle(world, "A", epoch)
+    assert committed(world) == {0: 5, 1: 0}

@@ -15,6 +15,7 @@ from anabranch.machines.groups.gatekeeper import LOOK_MS, LOOK_ON_MS, LOOKED_AT_
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.positions_asked import decide_look
 from anabranch.machines.groups.resets import LATEST_MAX
+from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.groups.standing import Owner, Standing
 from anabranch.machines.lineage import Lineage
@@ -231,9 +232,10 @@ def begun_behind_a_closed_gate() -> tuple[Topic, Asking]:
     topic = Topic()
     topic.ends[0] = 5
     world = Asking(topic.image())
-    epoch = settle(world, "A", world.join("A").member_epoch)
+    settle(world, "former", world.join("former").member_epoch)
     world.set_topics(topic.resize(3))
-    epoch = settle(world, "A", epoch)
+    world.leave("former")
+    epoch = settle(world, "A", world.join("A").member_epoch)
     world.submit(lambda machine: machine.reset_heard(FOO, {0: LATEST}, "client", "/host"))
     for _ in range(TIMEOUT_MS // 20_000 + 1):
         world.advance(20_000)
@@ -302,7 +304,10 @@ def test_after_a_restart_nobody_waits_again() -> None:
     world.check()
 
 
-def test_a_partition_that_waited_is_begun_at_its_log_start_where_records_were_deleted_meanwhile() -> None:
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_a_partition_that_waited_is_begun_at_its_log_start_where_records_were_deleted_meanwhile(
+    *, fails_over: bool
+) -> None:
     """What is out of range would be begun where the client's reset says, which may be behind all that was written."""
     topic = Topic()
     world = Asking(topic.image())
@@ -324,6 +329,8 @@ def test_a_partition_that_waited_is_begun_at_its_log_start_where_records_were_de
     assert assigned(world, "B") == "foo-0"
     topic.starts[1] = 6
     world.commit("B", epoch, 0, 12)
+    if fails_over:
+        world.reload()
     settle(world, "B", epoch)
     assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 12, 1: 6}
 
@@ -753,6 +760,85 @@ def test_what_is_written_while_a_partition_waits_is_not_lost_where_another_coord
     settle(world, "B", b)
     assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 0, 1: 5}
     world.check()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_what_is_written_between_a_resize_and_the_look_that_finds_a_wait_is_not_lost(
+    *, is_late: bool, fails_over: bool
+) -> None:
+    """The log end of that look was taken for where the wait began; a wide topic is decided by many looks.
+
+    After a fail-over the topic may change between two of them.
+    """
+    half = 200
+    topic = Topic(half)
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(topic.resize(2 * half))
+    world.advance(100)
+    a = settle(world, "A", a)
+    topic.ends = {half + 150: 5}
+    if fails_over:
+        world.image = topic.resize(half)
+        topic.ends[150] = 7
+        world.reload()
+        a = world.beat("A", a).member_epoch
+    else:
+        world.set_topics(topic.resize(half))
+    if is_late:
+        topic.ends[150] = 7
+        world.set_topics(topic.image())
+    world.advance(100)
+    topic.ends[150] = 7
+    b = world.join("B").member_epoch
+    world.leave("A")
+    b = settle(world, "B", b)
+    world.commit("B", b, half + 150, 5)
+    for _ in range(3):
+        world.advance(LOOK_MS)
+        b = settle(world, "B", b)
+    assert "foo-150 " in assigned(world, "B") and committed(world)[150] == 0
+    world.check()
+
+
+def test_a_wait_that_began_under_the_classic_protocol_is_not_taken_for_one_that_begins_later() -> None:
+    topic = Topic()
+    world = Asking(topic.image(), GroupSettings(consumer_migration_policy="bidirectional"))
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.advance(3_001)
+    joined = world.answers[joining] if not hasattr(joining, "member_id") else joining
+    member = joined.member_id
+
+    def assign(owned: str, generation: int) -> None:
+        handed = SyncGroupRequestAssignment(member_id=member, assignment=assignment(owned))
+        world.sync_classic(member, generation, [handed])
+
+    def again() -> int:
+        rejoining = world.join_classic(member, {"range": subscription("foo", owned="foo-0 foo-1")}, version=3)
+        found = world.answers[rejoining] if not hasattr(rejoining, "member_id") else rejoining
+        assign("foo-0 foo-1", found.generation_id)
+        return found.generation_id
+
+    assign("foo-0", joined.generation_id)
+    world.set_topics(topic.resize(2))
+    topic.ends = {0: 0, 1: 5}
+    again()
+    world.set_topics(topic.resize(1))
+    world.ask(member, again(), needs=[(1, -1)], reports=[(0, 0)])
+    world.advance(1_000)
+    topic.ends[0] = 7
+    world.set_topics(topic.image())
+    b = world.join("B").member_epoch
+    world.advance(1_000)
+    world.leave_classic(member)
+    b = settle(world, "B", b)
+    world.advance(LOOK_MS)
+    b = settle(world, "B", b)
+    world.commit("B", b, 1, 5)
+    world.advance(LOOK_MS)
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 0, 1: 5}
 
 
 def test_the_waits_of_a_wide_topic_are_known_to_the_coordinator_that_takes_over() -> None:

@@ -213,6 +213,43 @@ def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out() 
     assert is_overdue_after(10)
 
 
+def test_the_time_of_a_classic_owner_goes_on_after_a_rebalance() -> None:
+    """A member that came and went every 40 s had it begin anew with each generation, and no gate opened by time."""
+    world = Asking(image_of(1, 2))
+    member, generation = classic_group(world)
+    world.ask(member, generation, reports=[(0, 0)], needs=[(0, -1)], wait_ms=0)
+    reads = {"range": subscription("foo")}
+    handed = SyncGroupRequestAssignment(member_id=member, assignment=assignment("foo-0"))
+    began_ms = world.now_ms
+
+    def is_overdue() -> bool:
+        for _ in range(20):
+            world.advance(1_000)
+            world.beat_classic(member, generation)
+        answer = world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+        return world.told_of(answer)[0][3]
+
+    def rejoin() -> int:
+        world.advance(1_000)
+        joining = world.join_classic(member, reads, version=3)
+        joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+        world.sync_classic(member, joined.generation_id, [handed])
+        return joined.generation_id
+
+    for number in range(3):
+        other = world.join_classic("", reads, version=3, fresh=f"other{number}")
+        generation = rejoin()
+        assert isinstance(other, int)
+        world.sync_classic(world.answers[other].member_id, generation)
+        if is_overdue():
+            break
+        world.leave_classic(world.answers[other].member_id)
+        generation = rejoin()
+        if is_overdue():
+            break
+    assert TIMEOUT_MS <= world.now_ms - began_ms <= TIMEOUT_MS + 30_000
+
+
 def test_the_time_of_an_owner_does_not_count_while_a_transaction_is_open() -> None:
     """It reads what is committed: there is nothing that it could commit. Afterwards its time counts from the start."""
     open_at = [3]

@@ -1,0 +1,244 @@
+"""What a consumer had of a topic that is another one now, or of a poll that raised: nothing is lost or asked for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer, Record
+from anabranch.client.consumer.handout import Handout
+from tests.support.broker import BrokerProcess
+
+TOPIC, GROUP = "t", "g"
+SOON: dict[str, Any] = {"auto_offset_reset": "earliest", "metadata_max_age_ms": 300}
+
+
+def asked(broker: BrokerProcess, api: str) -> float:
+    """How many requests of an API the broker has had."""
+    return sum(value for name, value in broker.metrics().items() if "requests_total" in name and f'"{api}"' in name)
+
+
+async def put(address: str, count: int, name: str, *, topic: str = TOPIC, size: int = 0) -> None:
+    async with Producer(address) as producer:
+        for number in range(count):
+            await producer.send(topic, f"{name}-{number}".ljust(size, " "), key=f"{number}")
+        await producer.flush()
+
+
+async def make_again(address: str, count: int) -> None:
+    async with Admin(address) as admin:
+        await admin.delete_topics(TOPIC)
+        await admin.create_topics(TOPIC, configs={"accept.range.fetch": "true"})
+    if count:
+        await put(address, count, "new")
+
+
+async def make(address: str, count: int) -> None:
+    async with Admin(address) as admin:
+        await admin.create_topics(TOPIC, configs={"accept.range.fetch": "true"})
+    await put(address, count, "old")
+
+
+async def polled(consumer: Consumer, count: int, name: str = "") -> list[Record]:
+    """Poll until so many records are there whose values begin with a name."""
+    found: list[Record] = []
+    async with asyncio.timeout(20):
+        while sum(it.value.startswith(name.encode()) for it in found if it.value) < count:
+            found += await consumer.poll(0.2)
+    return [it for it in found if it.value and it.value.startswith(name.encode())]
+
+
+async def read_by_the_next(address: str, count: int) -> list[Record]:
+    """What the next consumer of the group is given, assigned by hand."""
+    async with Consumer(address, group_id=GROUP, **SOON) as consumer:
+        consumer.assign([(TOPIC, 0)])
+        return await polled(consumer, count, "new")
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_position_that_cannot_be_found_is_looked_for_once_in_a_poll(broker: BrokerProcess, protocol: str) -> None:
+    """The end of each look-up began the next one, thousands of times a second, also while nobody polled."""
+
+    async def scenario() -> None:
+        await make(broker.address, 1)
+        settings: dict[str, Any] = {"group_protocol": protocol, "auto_offset_reset": "none"}
+        async with Consumer(broker.address, group_id=GROUP, **settings) as consumer:
+            consumer.subscribe(TOPIC)
+            for _ in range(3):
+                with pytest.raises(ApiError, match="OFFSET_OUT_OF_RANGE"):
+                    await consumer.poll(10)
+                before = asked(broker, "OffsetFetch")
+                await asyncio.sleep(0.5)
+                assert asked(broker, "OffsetFetch") - before < 5
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_that_is_refused_is_tried_again_at_its_time(broker: BrokerProcess) -> None:
+    """So many finished ranges are committed before their time; a refusal gave them back, and they were due again."""
+
+    async def scenario() -> None:
+        await make(broker.address, 60)
+        settings: dict[str, Any] = {"acknowledgement_mode": "explicit", "max_num_ranges_to_commit": 10}
+        async with (
+            Consumer(broker.address, group_id=GROUP, **settings, **SOON) as consumer,
+            Consumer(broker.address, group_id=GROUP, **SOON) as member,
+        ):
+            consumer.assign([(TOPIC, 0)])
+            found = await polled(consumer, 60)
+            await consumer.poll(0.2)
+            member.subscribe(TOPIC)
+            await member.poll(2)  # Of a group with members only these may commit.
+            for record in found[1::2]:
+                consumer.done(record)
+            before = asked(broker, "OffsetCommit")
+            for _ in range(10):
+                await consumer.poll(0.2)
+            assert 1 <= asked(broker, "OffsetCommit") - before < 10
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("polls", ["all", "some"])
+def test_what_is_done_of_slices_is_not_done_in_the_topic_that_is_created_again(
+    broker: BrokerProcess, polls: str
+) -> None:
+    """It was committed by the topic's name, and new records were lost for the whole group."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        settings: dict[str, Any] = {"share": "any", "auto_commit_interval_ms": 60_000} | SOON
+        async with Consumer(broker.address, group_id=GROUP, max_poll_records=5, **settings) as consumer:
+            consumer.subscribe(TOPIC)
+            await polled(consumer, 30 if polls == "all" else 10, "old")
+            await make_again(broker.address, 30)
+            assert len({it.value for it in await polled(consumer, 30, "new")}) == 30
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_goes_on_does_not_go_back_in_the_topic_that_is_created_again(broker: BrokerProcess) -> None:
+    """Where it stood in the deleted topic was where the new one began."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        async with Consumer(broker.address, **SOON) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            number = 0
+            async for _ in consumer:
+                number += 1
+                if number == 8:
+                    await make_again(broker.address, 30)
+                    await asyncio.sleep(1.5)  # Of its work on the record; metadata is refreshed meanwhile.
+                if number == 11:
+                    break
+            assert [it.offset for it in await polled(consumer, 30, "new")] == list(range(30))
+
+    asyncio.run(scenario())
+
+
+def test_what_is_finished_of_the_deleted_topic_is_not_committed_in_the_new_one(broker: BrokerProcess) -> None:
+    """The ranges of the old records were: the group was given nothing of the new ones."""
+
+    async def scenario() -> None:
+        await make(broker.address, 12)
+        settings: dict[str, Any] = {"acknowledgement_mode": "explicit", "auto_commit_interval_ms": 100} | SOON
+        async with Consumer(broker.address, group_id=GROUP, **settings) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            found = await polled(consumer, 12)
+            await make_again(broker.address, 0)
+            for _ in range(8):
+                await consumer.poll(0.2)
+            assert not any(consumer.done(it) for it in found[1:])
+            for _ in range(3):
+                await consumer.poll(0.2)
+        await put(broker.address, 12, "new")
+        assert len(await read_by_the_next(broker.address, 12)) == 12
+
+    asyncio.run(scenario())
+
+
+def test_a_commit_of_the_deleted_topic_does_not_count_in_the_new_one(broker: BrokerProcess) -> None:
+    """It was tried again under the id that the name has now."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        async with Consumer(broker.address, group_id=GROUP, enable_auto_commit=False, **SOON) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            await polled(consumer, 30)
+            async with Admin(broker.address) as admin:
+                await admin.delete_topics(TOPIC)
+                committing = consumer.commit_async()
+                await asyncio.sleep(0.2)
+                await admin.create_topics(TOPIC)
+            await put(broker.address, 60, "new")
+            with pytest.raises(ApiError) as refused:
+                await committing
+            assert refused.value.code in (ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.UNKNOWN_TOPIC_ID)
+        assert len(await read_by_the_next(broker.address, 60)) == 60
+
+    asyncio.run(scenario())
+
+
+async def two_topics(address: str, size: int = 0) -> None:
+    async with Admin(address) as admin:
+        await admin.create_topics(["a", "b"])
+    for topic in ("a", "b"):
+        await put(address, 20, topic, topic=topic, size=size)
+
+
+def test_a_poll_that_meets_a_damaged_batch_loses_no_records_of_others(broker: BrokerProcess) -> None:
+    """Their positions had moved when it raised."""
+
+    async def scenario() -> None:
+        await two_topics(broker.address)
+        log = next(broker.data.glob("**/b-0/*.log"))
+        damaged = bytearray(log.read_bytes())
+        damaged[-3] ^= 0xFF
+        log.write_bytes(damaged)
+        found: list[Record] = []
+        async with Consumer(broker.address, **SOON) as consumer:
+            consumer.assign(["a", "b"])
+            await asyncio.gather(consumer.position("a", 0), consumer.position("b", 0))
+            await asyncio.sleep(1)  # Both are fetched.
+            raised = 0
+            async with asyncio.timeout(20):
+                while len(found) < 20 or not raised:
+                    try:
+                        found += await consumer.poll(0.5)
+                    except AnabranchError:
+                        raised += 1
+                        await asyncio.sleep(0.05)
+        assert sorted(it.offset for it in found) == list(range(20)) and {it.topic for it in found} == {"a"}
+
+    asyncio.run(scenario())
+
+
+def test_a_poll_that_is_cancelled_loses_no_records(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part was handed out when it was cancelled while the next one was decoded, and was committed as returned."""
+
+    async def scenario() -> None:
+        await two_topics(broker.address)
+        async with Consumer(broker.address, group_id=GROUP, **SOON) as consumer:
+            moved: list[int] = []
+
+            async def never(self: Handout, *given: Any) -> Any:
+                moved.append(sum(consumer._fetcher.positions().values()))
+                await asyncio.sleep(60)
+
+            consumer.assign(["a", "b"])
+            found = await consumer.poll(10, max_records=1)
+            await asyncio.sleep(1)  # Both are fetched; the rest of one of them is decoded.
+            with monkeypatch.context() as patched:
+                patched.setattr(Handout, "table_beside", never)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1):
+                        await consumer.poll(10)
+            assert moved == [20], "nothing was handed out before"
+            await consumer.commit()
+            assert len({(it.topic, it.offset) for it in [*found, *await polled(consumer, 39)]}) == 40
+
+    asyncio.run(scenario())

@@ -1,0 +1,145 @@
+"""Positions that are to be written later: who asks for one meanwhile must not be told that there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.outcome import Outcome
+from anabranch.protocol.messages.join_group import JoinGroupResponse
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import GROUP, assignment, subscription
+from tests.unit.machines.groups.test_positions_asked import Asking, settle
+from tests.unit.machines.groups.test_starts import (
+    LOOK_MS,
+    PRODUCER,
+    Topic,
+    commit_in_transaction,
+    made_again,
+    unopened,
+)
+
+OWED = -1, ErrorCode.UNSTABLE_OFFSET_COMMIT
+
+
+def fetched(world: Asking, numbers: Iterable[int]) -> Mapping[int, tuple[int, ErrorCode]]:
+    """What a member that asks for stable offsets is told."""
+    topics = [OffsetFetchRequestTopics(name="foo", partition_indexes=list(numbers))]
+    asked = OffsetFetchRequestGroup(group_id=GROUP, topics=topics)
+    found = world.coordinator.offset_fetch(asked, True, 8, world.now_ms)
+    return {it.partition_index: (it.committed_offset, ErrorCode(it.error_code)) for it in found.topics[0].partitions}
+
+
+def join(world: Asking, owned: str) -> None:
+    """Have a classic member join, and be given partitions."""
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.advance(3_001)
+    joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment(owned))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+
+
+def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_while_its_log_is_not_open() -> None:
+    """It would begin where its reset says, for good: a generation is handed out whatever logs are open."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    join(world, "foo-0 foo-1")
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    made_again(topic)
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
+
+
+def test_a_classic_member_is_not_told_so_between_the_end_of_a_transaction_and_the_decision_that_follows() -> None:
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    for number in range(200):
+        world.join("A", group=f"a{number:03}")
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 9
+    assert fetched(world, [1]) == {1: OWED}, "its turn has not come"
+    commit_in_transaction(world, "", -1, 1, 4)
+    join(world, "foo-0 foo-1")
+    world.marker(PRODUCER, committed=False)
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    world.advance(100)
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (0, ErrorCode.NONE)}
+
+
+def test_what_is_owed_to_a_group_goes_with_it() -> None:
+    """A log that stays closed let a client grow what the coordinator remembers, a group at a time."""
+    topic = Topic()
+    world = Asking(topic.image())
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    world.commit("", -1, 0, 2)
+    epoch = world.join("A").member_epoch
+    assert epoch > 0 and fetched(world, [1]) == {1: OWED}
+    world.leave("A")
+    assert world.submit(lambda machine: machine.delete_group(GROUP, world.now_ms)) is ErrorCode.NONE
+    assert fetched(world, [1]) == {1: (-1, ErrorCode.NONE)}
+
+
+def test_the_end_of_a_transaction_settles_nobody_who_waits_for_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each end settled all of them again, whatever group it was of."""
+    topic = Topic()
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    world.advance(100)
+    decided: list[int] = []
+    decide = world.coordinator.settling.decide_more
+
+    def decide_more(now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        decided.append(now_ms)
+        return decide(now_ms)
+
+    monkeypatch.setattr(world.coordinator.settling, "decide_more", decide_more)
+    world.marker(900, committed=True)
+    world.advance(100)
+    assert not decided and fetched(world, [1]) == {1: OWED}
+
+
+def test_a_partition_that_is_withheld_for_a_transaction_is_not_offered_with_every_look() -> None:
+    """All members were reconciled again and again, for as long as a client kept its transaction open."""
+    topic = Topic(2)
+    world = Asking(topic.image())
+    world.join("A")
+    world.set_topics(topic.resize(3))
+    a = settle(world, "A", 1)
+    topic.ends = {0: 8, 1: 0, 2: 4}
+    world.set_topics(topic.resize(2))
+    topic.ends[0] = 20
+    b = settle(world, "B", world.join("B").member_epoch)
+    a = settle(world, "A", a)
+    b = settle(world, "B", b)
+    mine = [number for _, numbers in world.group.members["A"].assigned for number in numbers]
+    for number in mine:
+        commit_in_transaction(world, "A", a, number, 0)
+    world.leave("A")
+    b = settle(world, "B", b)
+    other = next(number for number in range(3) if number not in mine)
+    gates = world.coordinator.keeper.known(GROUP)
+    assert gates is not None and gates.unstable
+    world.ask("B", b, needs=[(other, 0)], wait_ms=60_000)
+    world.advance(4 * LOOK_MS)
+    before = gates.freed
+    for _ in range(10):
+        gates.outdate(list(gates.evaluated))
+        world.advance(LOOK_MS)
+    assert gates.freed == before
+    world.marker(PRODUCER, committed=False)
+    world.advance(LOOK_MS)
+    assert gates.freed > before and not gates.unstable
