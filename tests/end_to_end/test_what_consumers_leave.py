@@ -1,4 +1,4 @@
-"""What a consumer had of a topic that is another one now, or of a poll that raised: nothing is lost or asked for ever."""
+"""What a consumer had of a topic that is another one now, or of a poll that raised: nothing of it is lost."""
 
 from __future__ import annotations
 
