@@ -489,6 +489,9 @@ class World:
             for member_id, client in ids.items():
                 if client.machine.epoch != group.epoch:
                     return f"{client.name} is at epoch {client.machine.epoch} of {group.epoch}"
+                told = [one.metadata for one in group.members[member_id].described.client_assignors]
+                if any(data != self.assignor_data for data in told):  # Its request was lost: the next one changes that.
+                    return f"{client.name} has yet to tell what its assignor says"
                 if not client.is_classic and client.keys != keys_of(group.members[member_id]):
                     return f"{client.name} has {client.keys} of {group.members[member_id]}"
         elif group.state is not ClassicState.STABLE:
