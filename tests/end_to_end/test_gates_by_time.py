@@ -191,7 +191,7 @@ def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out(
     """A rebalance waits for a dead member; the owner keeps two records, and has all of its time afterwards."""
     with stage(shared.address, "again", 1, workers) as it:
         plan: dict[str, Any] = {"protocol": "classic", "commit": "told", "patient": True}
-        group = it.group(process="one", poll_interval_ms=6_000, session_ms=5_000, **plan)
+        group = it.group(process="one", poll_interval_ms=9_000, session_ms=7_500, **plan)
         owner = group.owner(0)
         dead = group.join(process="dead")
         it.until(lambda: len(it.admin.describe_groups(group.name)[group.name].members) == 2, "it does not come")
@@ -209,7 +209,7 @@ def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out(
         it.until(lambda: owner.assignments > before, "the rebalance is not over")
         it.until_owned(group, [0, 1])
         assert owner is group.owner(0)
-        it.keeps(lambda: not group.handed_from[1], "the time of the rebalance counted", 4.0)
+        it.keeps(lambda: not group.handed_from[1], "the time of the rebalance counted", 3.0)
         it.finish(60)
         assert group.edge.moves == 1
 

@@ -224,21 +224,24 @@ def test_a_poll_that_is_cancelled_loses_no_records(broker: BrokerProcess, monkey
         await two_topics(broker.address)
         async with Consumer(broker.address, group_id=GROUP, **SOON) as consumer:
             moved: list[int] = []
+            table_beside = Handout.table_beside
 
-            async def never(self: Handout, *given: Any) -> Any:
+            async def once(self: Handout, *given: Any) -> Any:
                 moved.append(sum(consumer._fetcher.positions().values()))
-                await asyncio.sleep(60)
+                if len(moved) > 1:
+                    await asyncio.sleep(60)
+                return await table_beside(self, *given)
 
             consumer.assign(["a", "b"])
-            found = await consumer.poll(10, max_records=1)
-            await asyncio.sleep(1)  # Both are fetched; the rest of one of them is decoded.
+            await asyncio.gather(consumer.position("a", 0), consumer.position("b", 0))
+            await asyncio.sleep(2)  # Both are fetched.
             with monkeypatch.context() as patched:
-                patched.setattr(Handout, "table_beside", never)
+                patched.setattr(Handout, "table_beside", once)
                 with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(1):
+                    async with asyncio.timeout(5):
                         await consumer.poll(10)
-            assert moved == [20], "nothing was handed out before"
+            assert moved == [0, 20], "nothing was handed out before"
             await consumer.commit()
-            assert len({(it.topic, it.offset) for it in [*found, *await polled(consumer, 39)]}) == 40
+            assert len({(it.topic, it.offset) for it in await polled(consumer, 40)}) == 40
 
     asyncio.run(scenario())
