@@ -238,6 +238,9 @@ class Standing:
             self.heard.discard(member_id)
             self.spoken.pop(member_id, None)
         self.given = {at: given for at, given in self.given.items() if given.owner != member_id or at in kept}
+        for at, watch in self.watches.items():
+            if watch.owner == member_id and at not in kept:
+                watch.owner = ""  # Its time begins anew where it comes back before the next look, under the same id.
         for known in (self.reports, self.tenures, self.stalls):
             gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
             for at in gone:

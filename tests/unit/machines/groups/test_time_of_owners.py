@@ -213,6 +213,22 @@ def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out() 
     assert is_overdue_after(10)
 
 
+def test_the_time_of_an_owner_that_joins_again_under_its_id_begins_anew() -> None:
+    """The next look saw the same owner and position as the one before, and opened the gate too early."""
+    world = Asking(image_of(1, 2, 1))
+    a = world.join("A").member_epoch
+    for _ in range(2):
+        a = settle(world, "A", a)
+    assert has(world, "A", 1) and not has(world, "A", 0)
+    world.commit("A", a, 1, 5)
+    passes(world, TIMEOUT_MS // 1_000 - 20, A=a)
+    a = settle(world, "A", world.join("A").member_epoch)
+    passes(world, TIMEOUT_MS // 1_000 - 20, A=a)
+    assert has(world, "A", 1) and not has(world, "A", 0)
+    passes(world, 40, A=a)
+    assert has(world, "A", 0)
+
+
 def test_the_time_of_a_classic_owner_goes_on_after_a_rebalance() -> None:
     """A member that came and went every 40 s had it begin anew with each generation, and no gate opened by time."""
     world = Asking(image_of(1, 2))
