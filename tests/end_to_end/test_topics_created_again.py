@@ -316,3 +316,20 @@ def test_a_member_without_partitions_does_not_turn_while_an_automatic_commit_is_
             assert turns < 60
 
     asyncio.run(scenario())
+
+
+def test_a_topic_that_is_deleted_stays_so_while_its_producer_has_no_record_for_it(broker: BrokerProcess) -> None:
+    """A refresh of the metadata of all topics that the producer ever sent to had the broker create it again."""
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address, metadata_max_age_ms=200) as producer:
+            await (await producer.send(TOPIC, b"x"))
+            await admin.delete_topics(TOPIC)
+            for number in range(10):
+                await (await producer.send("other", f"{number}"))
+                await asyncio.sleep(0.1)
+            assert TOPIC not in await admin.list_topics()
+            outcome = await (await producer.send(TOPIC, b"y"))
+            assert (outcome.offset, TOPIC in await admin.list_topics()) == (0, True)
+
+    asyncio.run(scenario())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_TOPIC_ID
 from anabranch.client.cluster.connection import Connection, DisconnectedError
-from anabranch.client.cluster.metadata import Cluster
+from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.producer.delivery import OpenRecords
 from anabranch.client.producer.intake import Tray
 from anabranch.client.producer.records import NO_NAME, Gathered, Outgoing, Records, gather, record_size
@@ -239,7 +239,7 @@ class SendingDriver:
             self._run(self._refresh(work.refresh))
         elif self._topics and loop.time() >= self._next_refresh:
             self._next_refresh = loop.time() + self._settings.metadata_max_age_ms / 1000
-            self._run(self._refresh(sorted(self._topics)))
+            self._run(self._look_again(sorted(self._topics)))
         if work.init_producer is not None:
             self._run(self._init_producer(work.init_producer))
         if work.add_partitions:
@@ -428,6 +428,7 @@ class SendingDriver:
     # -- other requests -----------------------------------------------------------------------------------------------
 
     async def _refresh(self, names: Sequence[str]) -> None:
+        """Find out about topics that there are records for."""
         try:
             topics = await self._cluster.topics(list(names), create=self._settings.allow_auto_create_topics)
         except (AnabranchError, OSError) as error:
@@ -440,10 +441,26 @@ class SendingDriver:
                 if isinstance(topic, ApiError):
                     self.batcher.topic_unknown(name, topic, self._now_ms())
                 else:
-                    initial, count = topic.initial_partition_count, topic.partition_count
-                    placement = Placement(initial, count, topic.elastic, topic.topic_id)
-                    self.batcher.topic_known(name, placement, topic.leaders, self._now_ms())
+                    self._known(name, topic)
         self.schedule()
+
+    async def _look_again(self, names: Sequence[str]) -> None:
+        """Refresh what is known of topics; one that is deleted stays so until there is a record for it."""
+        try:
+            topics = await self._cluster.topics(list(names))
+        except (AnabranchError, OSError):
+            return
+        for name in names:
+            topic = topics[name]
+            if not isinstance(topic, ApiError):
+                self._known(name, topic)
+            elif topic.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._topics.discard(name)
+        self.schedule()
+
+    def _known(self, name: str, topic: TopicInfo) -> None:
+        placement = Placement(topic.initial_partition_count, topic.partition_count, topic.elastic, topic.topic_id)
+        self.batcher.topic_known(name, placement, topic.leaders, self._now_ms())
 
     async def _init_producer(self, wanted: InitProducer) -> None:
         request = InitProducerIdRequest(
