@@ -115,7 +115,9 @@ def withdraw(
 def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> None:
     """Apply a new view: add new partitions, drop removed ones, and evaluate the gates again."""
     known = topic.view
-    if known is not None and NO_TOPIC_ID not in (known.topic_id, view.topic_id) and known.topic_id != view.topic_id:
+    ids = set() if known is None else {known.topic_id, view.topic_id}
+    is_other = len(ids) == 2 and NO_TOPIC_ID not in ids
+    if is_other:
         _begin_recreated(topic)
     elif known is not None and topic.granted:
         _drop_folded(topic, known.lineage, view.lineage)
@@ -124,7 +126,7 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
     if topic.follow:
         _follow(state, topic, view, first=known is None)
     elif not topic.granted:  # The coordinator revokes granted partitions that were removed.
-        _drop_removed(state, topic, view, first=known is None)
+        _drop_removed(state, topic, view, first=known is None or is_other)
     if view.lineage.unknown or any(
         view.leaders.get(number, -1) < 0 or partition.is_of_another_topic
         for number, partition in topic.partitions.items()
@@ -173,7 +175,7 @@ def _drop_removed(state: FetchingState, topic: Topic, view: TopicView, *, first:
         names = ", ".join(str(number) for number in sorted(absent))
         has = f"it has {len(view.leaders)}, of numbers up to {max(view.leaders, default=-1)}"
         text = f"topic {view.name} has no partition {names}: {has}. Assign others."
-        state.errors.append(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
+        state.tell(ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text))
     for number in absent:
         del topic.partitions[number]
 
@@ -184,7 +186,7 @@ def learn_unknown(state: FetchingState, topic: Topic, error: ApiError, now_ms: i
     state.ask_later(topic, now_ms)
     missing = error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.failures >= FAILURES_UNTIL_MISSING
     if (missing and not topic.granted) or not error.retriable:
-        state.errors.append(error)
+        state.tell(error)
 
 
 def appeared_later(partition: int, view: TopicView, committed: Collection[int], seen: Collection[int] | None) -> bool:

@@ -478,8 +478,8 @@ class Fetcher:
 
     def errors(self) -> list[ApiError]:
         """Return the errors to raise in the application, each once."""
-        errors, self._state.errors = self._state.errors, []
-        return errors
+        errors, self._state.errors = self._state.errors, {}
+        return list(errors.values())
 
     def drain(self, now_ms: int) -> ConsumerWork:
         """Return all work due at `now_ms`, each item once."""

@@ -71,7 +71,7 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         partition.failures += 1
         partition.retry_at_ms = now_ms + state.backoff_ms(partition.failures)
     else:
-        state.errors.append(ApiError(code, f"{partition.name} cannot be read at offset {partition.fetch_offset}"))
+        state.tell(ApiError(code, f"{partition.name} cannot be read at offset {partition.fetch_offset}"))
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
 
 
@@ -88,7 +88,7 @@ def _hold(state: FetchingState, partition: Partition, origin: FetchFrom, result:
         partition.fetch_offset = next_offset
     elif not later:
         text = f"{partition.name} has no whole record batch at offset {partition.fetch_offset}"
-        state.errors.append(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
+        state.tell(ApiError(ErrorCode.CORRUPT_MESSAGE, f"{text}, as far as the broker sent it"))
         partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
 
 
@@ -131,7 +131,7 @@ def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
         partition.ask_from_here()
         return
     text = f"{partition.name} gives no records by key or size to this consumer. {remedy}, or read whole partitions."
-    state.errors.append(ApiError(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, text))
+    state.tell(ApiError(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, text))
     partition.paused = partition.refused = True
 
 
@@ -151,7 +151,7 @@ def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:
         f"offset {partition.fetch_offset} of {partition.name} is not in its log, and auto.offset.reset is "
         f"'{state.settings.auto_offset_reset}'. Seek to an offset that is there, or set it to earliest or latest."
     )
-    state.errors.append(ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
+    state.tell(ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
     partition.paused = True
 
 
@@ -179,7 +179,7 @@ def take_found(
         elif error in STALE or error.retriable:
             state.mark_stale(partition, now_ms)
         else:
-            state.errors.append(ApiError(error, f"no offset could be found for {tp}"))
+            state.tell(ApiError(error, f"no offset could be found for {tp}"))
             partition.retry_at_ms = now_ms + state.settings.retry_backoff_max_ms
 
 

@@ -235,7 +235,8 @@ class FetchingState:
     request_ids: int = 0
     turn: int = 0
     wake_at_ms: int | None = None
-    errors: list[ApiError] = field(default_factory=list)
+    errors: dict[str, ApiError] = field(default_factory=dict)
+    """For the application, by their texts: while it does not poll, the same ones come again and again."""
     milestone: bool = False
     """Whether a position has passed the end of a layout."""
     filter: RecordFilter | None = None
@@ -265,6 +266,10 @@ class FetchingState:
     def reset_timestamp(self) -> int:
         """The timestamp for `auto.offset.reset`."""
         return EARLIEST if self.settings.auto_offset_reset == "earliest" else LATEST
+
+    def tell(self, error: ApiError) -> None:
+        """Note an error for the application."""
+        self.errors.setdefault(str(error), error)
 
     def new_id(self) -> int:
         """Return a new request id."""

@@ -56,9 +56,26 @@ def test_partitions_there_at_first_begin_by_reset_and_later_ones_at_their_beginn
 def test_an_assigned_partition_that_never_was_is_an_error_and_one_that_was_removed_leaves() -> None:
     state = reading(P0, P2)
     assigning.learn(state, state.topics["t"], view(0), 0)
-    assert numbers(state) == [0] and "topic t has no partition 2" in str(state.errors.pop())
+    assert numbers(state) == [0] and "topic t has no partition 2" in str(state.errors.popitem()[1])
     assigning.learn(state, state.topics["t"], view(), 0)
     assert numbers(state) == [] and not state.errors
+
+
+def test_an_assigned_partition_that_a_topic_created_again_does_not_have_is_an_error() -> None:
+    """It left without a word, and the application polled for nothing, for ever."""
+    state = reading(P0, P2)
+    assigning.learn(state, state.topics["t"], view(0, 2), 0)
+    assigning.learn(state, state.topics["t"], view(0, topic_id=OTHER), 0)
+    assert numbers(state) == [0] and "topic t has no partition 2" in str(state.errors.popitem()[1])
+
+
+def test_the_same_error_is_kept_once() -> None:
+    """Of a partition that cannot be read one came with each try, and all were kept until the application polled."""
+    state = reading(P0)
+    for _ in range(FAILURES_UNTIL_MISSING + 100):
+        missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "no such topic")
+        assigning.learn_unknown(state, state.topics["t"], missing, 0)
+    assert len(state.errors) == 1
 
 
 def test_granted_partitions_leave_only_when_the_coordinator_takes_them_back() -> None:
@@ -96,14 +113,14 @@ def test_a_topic_that_does_not_exist_is_told_after_a_few_refreshes() -> None:
     for _ in range(FAILURES_UNTIL_MISSING):
         assert not state.errors
         assigning.learn_unknown(state, state.topics["t"], missing, 0)
-    assert state.errors == [missing]
+    assert list(state.errors.values()) == [missing]
 
 
 def test_a_refusal_is_told_at_once() -> None:
     state = reading(P0)
     refusal = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "not yours")
     assigning.learn_unknown(state, state.topics["t"], refusal, 0)
-    assert state.errors == [refusal]
+    assert list(state.errors.values()) == [refusal]
 
 
 def test_a_member_whose_topic_was_deleted_is_not_told_its_group_is() -> None:
