@@ -132,6 +132,7 @@ class Memory:
         found["murmur2"] = lambda at, size: hashing.murmur2(self.read(at, size))
         found["mixed"] = hashing.fmix64
         found["take_crc_and"] = self._crc
+        found["take_crc"] = lambda at, end, tables: self._crc(at, end, tables, 0)
         return found
 
 
@@ -293,7 +294,7 @@ class Fuzz:
                     place = chance.choice([chance.randrange(len(data)), chance.choice(starts) + chance.choice(DAMAGED)])
                     damaged[min(place, len(data) - 1)] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
                 del damaged[chance.choice([len(data), chance.randrange(len(data) + 1)]) :]
-            data = bytes(damaged)
+            data = bytes(model.restamped(damaged) if chance.random() < 0.9 else damaged)
         checked = Checked()
         rooms: dict[str, float] = {name: values[chance.random() < 0.5] for name, values in ROOMS.items()}
         spread, limits = (

@@ -3,6 +3,7 @@ run."""
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from anabranch.base.errors import DecodeError
 from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts, interval, keyless_spread, spread
+from anabranch.records.batch import ChecksumError
 from anabranch.records.compression import ExpandsTooFarError
 from anabranch.records.filtering import (
     SIZE_MAX,
@@ -31,6 +33,7 @@ from anabranch.records.filtering import (
 from anabranch.records.hashing import murmur2
 from anabranch.runtime import native
 from anabranch.runtime.gathered import Gathered as RealGathered
+from anabranch.runtime.native_scatter import NativeScatter
 from tests.properties import record_model as model
 
 LIMITS = {"record_size_max": 1 << 22, "work_size_max": 1 << 22}
@@ -285,6 +288,34 @@ def test_a_compressed_batch_behind_one_that_needed_more_room_is_given_its_own_re
     assert [bytes(each) for each in found.data] == _expected(batches, selection, 1, SPACE)
 
 
+@pytest.mark.parametrize("codec", [0, 4])
+@pytest.mark.parametrize("way", ["compiled", "plain", "without checksums in the kernel"])
+def test_what_has_changed_since_it_was_written_is_not_given_on_under_a_new_checksum(
+    compiled: Scatter, codec: int, way: str
+) -> None:
+    """One bit of a value passed for sound. What comes before is given; load is counted of what is there."""
+    runs = {"compiled": compiled, "plain": scatter, "without checksums in the kernel": _without_checksums(compiled)}
+    run, whole = runs[way], Selection((Cell(0, SPACE_END, 0),), 1)
+    first, second = (
+        bytearray(model.encode(model.Batch(at, (model.Row(at, 1, b"k", b"v" * 600),), codec=codec))) for at in (5, 6)
+    )
+    sound = run(memoryview(first + second), whole, Spread(1, SPACE), **LIMITS)
+    second[-100 if not codec else -3] ^= 1
+    found = run(memoryview(first + second), whole, Spread(1, SPACE), **LIMITS)
+    assert (found.size, found.next_offset, found.records) == (len(first), 6, [1])
+    assert bytes(in_one_piece(sound.data[0])).startswith(bytes(in_one_piece(found.data[0])))
+    with pytest.raises(ChecksumError, match="offset 6"):
+        run(memoryview(second), whole, Spread(1, SPACE), **LIMITS)
+
+
+def _without_checksums(compiled: Scatter) -> Scatter:
+    """The same for a processor without an instruction for them."""
+    assert isinstance(compiled, NativeScatter)
+    other = copy.copy(compiled)
+    other._tables = None
+    return other
+
+
 @settings(deadline=None, max_examples=300)
 @given(seed=st.integers(0, 1 << 40))
 def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> None:
@@ -294,6 +325,8 @@ def test_damaged_batches_are_errors_or_batches(compiled: Scatter, seed: int) -> 
         if data:
             data[chance.randrange(len(data))] = chance.choice([0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)])
     del data[chance.randrange(len(data) + 1) :]
+    if chance.random() < 0.8:
+        model.restamped(data)
     selection = Selection((Cell(0, SPACE_END // 3, 0), Cell(SPACE_END // 3 + 1, SPACE_END, 1)), 2, size_min=1)
     try:
         found = compiled(memoryview(bytes(data)), selection, Spread(1, SPACE), **LIMITS)

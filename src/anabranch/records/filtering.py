@@ -21,7 +21,9 @@ from anabranch.records.batch import (
     HEADER_SIZE,
     LENGTH_END,
     BatchHeader,
+    ChecksumError,
     build,
+    check,
     expanded,
     headers,
     parse_header,
@@ -154,13 +156,21 @@ def scatter(
 
     An incomplete last batch is left. `record_size_max` bounds what the records of one batch may expand to;
     ExpandsTooFarError beyond. Compressed batches are left as soon as more than `work_size_max` bytes were expanded, the
-    first one excepted. `load` is counted, too. DecodeError at a malformed batch.
+    first one excepted. `load` is counted, too. DecodeError at a malformed batch. A batch that is not what its checksum
+    was made of ends the run; ChecksumError if it is the first.
     """
     made = [bytearray() for _ in range(selection.targets)]
     counts = [0] * selection.targets
     next_offset, done, expanded_size = -1, 0, 0
     for position, header in headers(batches):
         batch = batches[position : position + header.size]
+        if made:
+            try:
+                check(batches, position, header)
+            except ChecksumError:
+                if done:
+                    break
+                raise
         if header.is_control:
             for each in made:
                 each += batch

@@ -18,7 +18,17 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, expanded, headers, parse_header, stamp_crc
+from anabranch.records.batch import (
+    CONTROL,
+    HEADER_SIZE,
+    LENGTH_END,
+    ChecksumError,
+    check,
+    expanded,
+    headers,
+    parse_header,
+    stamp_crc,
+)
 from anabranch.records.checksum import joining_tables
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.filtering import (
@@ -45,7 +55,7 @@ _PLACE_BITS = 63 - _GUIDE_BITS
 _BACKWARDS = itemgetter(*(int(f"{number:0{_GUIDE_BITS}b}"[::-1], 2) for number in range(1 << _GUIDE_BITS)))
 _CELLS_IN_GROUP_MAX = 8
 _PIECES_AT, _PIECES_END, _OWN_AT, _OWN_END, _ENDS_AT, _TARGET_FIELDS = 5, 6, 8, 9, 11, 13
-_DONE, _COMPRESSED, _FULL, _MALFORMED = 0, 1, 2, -1
+_DONE, _COMPRESSED, _FULL, _MALFORMED, _DAMAGED = 0, 1, 2, -1, -2
 _SLACK = 64
 _NO_CELL = Cell(1, 0, -1)
 _PLACE_MAX = (1 << 63) - 1
@@ -129,14 +139,18 @@ class NativeScatter:
         load: Load | None = None,
     ) -> Scattered:
         """As `records.filtering.scatter`."""
+        if self._tables is None and selection.targets:
+            batches = batches[: _sound(batches)]
         pass_ = _Pass(self._own, self._shelf, batches, selection, spread, self._tables, load)
         expanded_size = 0
         while True:
             outcome = self._run(ctypes.addressof(self._own.sheet))
             position = self._own.sheet[_STOPPED_AT] - pass_.at
-            if outcome == _DONE:
+            if outcome == _DONE or (outcome == _DAMAGED and position):
                 break
-            if outcome == _MALFORMED:
+            if outcome == _DAMAGED:
+                check(batches, 0, parse_header(batches, 0))
+            if outcome in (_DAMAGED, _MALFORMED):
                 raise malformed(batches, position)
             if outcome == _COMPRESSED:
                 if expanded_size > work_size_max:
@@ -349,6 +363,18 @@ class _Pass:
             joined[at : at + len(part)] = in_one_piece(part)
             at += len(part)
         return joined
+
+
+def _sound(batches: memoryview) -> int:
+    """The bytes of batches before the first that is not what its checksum was made of; ChecksumError if that is one."""
+    for position, header in headers(batches):
+        try:
+            check(batches, position, header)
+        except ChecksumError:
+            if position:
+                return position
+            raise
+    return len(batches)
 
 
 def _first(batches: memoryview) -> tuple[int, int, float]:

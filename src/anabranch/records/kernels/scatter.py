@@ -4,6 +4,9 @@ Of every batch a target is given a batch with the header of the original, but fo
 checksum, and with those records that the target wants, byte for byte; nothing where it wants none. Control batches are
 given to all. A record is moved as soon as its key is hashed, so each byte is read once while it is near.
 
+A batch that is given on has a new checksum, so the one that it had is looked at first: what has changed since it was
+written must not pass for sound.
+
 Long records need not be moved to where they are sent from: a target is then given PIECES, which say where its bytes are
 in the order in which they are sent. What is moved then is for the checksum alone, into memory that stays near because
 each batch begins there again.
@@ -24,6 +27,7 @@ from anabranch.records.kernels.crc32c import (
     JOINS_CRC,
     LATE_AT,
     LATE_SIZE_MIN,
+    take_crc,
     take_crc_and,
 )
 from anabranch.records.kernels.hashing import mixed, murmur2
@@ -82,7 +86,7 @@ REFERRED_MIN = 512
 """Bytes of a record from which on it is sent from where it lies."""
 # An entry of a set of keys: the hash, the address and the size of a key; the size of an empty one is -1.
 ENTRY_HASH, ENTRY_AT, ENTRY_KEY_SIZE, ENTRY_SIZE = 0, 8, 16, 24
-DONE, COMPRESSED, FULL, MALFORMED = 0, 1, 2, -1
+DONE, COMPRESSED, FULL, MALFORMED, DAMAGED = 0, 1, 2, -1, -2
 GUIDE_BITS = 10
 NOBODYS, MIXED = 0xFE, 0xFF
 
@@ -337,7 +341,7 @@ def scatter(sheet: int) -> int:
     """Scatter whole batches from AT to END; return DONE, or why the batch at STOPPED_AT was not scattered.
 
     COMPRESSED: its records must be given, expanded. FULL: it does not fit into a target. MALFORMED: its records are not
-    sound, and what its targets were given of it does not count.
+    sound, and what its targets were given of it does not count. DAMAGED: it is not what its checksum was made of.
     """
     at = i64(sheet + 8 * AT)
     end = i64(sheet + 8 * END)
@@ -374,6 +378,9 @@ def scatter(sheet: int) -> int:
             return MALFORMED
         if size > end - at:
             return DONE
+        is_checked = tables != 0 and targets < targets_end and given_at == 0  # Given records were of a sound batch.
+        if is_checked and take_crc(at + CRC_FROM, at + size, tables) != be32(at + _CRC_AT) & MASK_32:
+            return DAMAGED
         base_offset = be64(at)
         attributes = be16(at + _ATTRIBUTES_AT)
         count = be32(at + _COUNT_AT)

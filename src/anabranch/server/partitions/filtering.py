@@ -15,7 +15,7 @@ from functools import partial
 from time import thread_time
 from uuid import UUID
 
-from anabranch.base.errors import AnabranchError, ErrorCode
+from anabranch.base.errors import AnabranchError, DecodeError, ErrorCode
 from anabranch.base.limits import EXPANDED_SIZE_MAX
 from anabranch.codec.types import Pieces
 from anabranch.machines.partition.sharing import (
@@ -156,7 +156,12 @@ class Filters:
                 async with book.lock:
                     piece = self.kept.take(log, asked, at)
                     if piece is None:
-                        piece, read_size = await self._pass(partition, book, log, asked, at, limit, size_max - size)
+                        try:
+                            piece, read_size = await self._pass(partition, book, log, asked, at, limit, size_max - size)
+                        except DecodeError:
+                            if at == offset:
+                                raise
+                            break  # What comes before the damage is sound; the next read meets it first.
                         looked_at += read_size
                     else:
                         _check_range(partition, at)

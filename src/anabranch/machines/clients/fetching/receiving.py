@@ -67,7 +67,7 @@ def take(state: FetchingState, partition: Partition, origin: FetchFrom, result: 
         _refused(state, partition, f"Set {ACCEPTS}=true on topic {partition.topic.name} to allow that")
     elif code in STALE:
         state.mark_stale(partition, now_ms)
-    elif code.retriable:
+    elif code.retriable and code is not ErrorCode.CORRUPT_MESSAGE:
         partition.failures += 1
         partition.retry_at_ms = now_ms + state.backoff_ms(partition.failures)
     else:
