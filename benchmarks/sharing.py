@@ -73,7 +73,7 @@ def kernel(scale: Scale) -> list[Result]:
     results: list[Result] = []
     scatter, seconds = _scatter(), scale.choose(0.5, 0.0)
     for value_size, bound in COPY_BARS.items():
-        blocks = _log(scale.choose(32 * MIB, MIB), value_size)
+        blocks = _log(scale.choose(256 * MIB, MIB), value_size)
         size = sum(map(len, blocks))
         source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
         sides: dict[str, Round] = {
