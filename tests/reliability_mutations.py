@@ -27,6 +27,7 @@ BOUNDS = "tests/end_to_end/test_bounds.py"
 WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
 AGAIN = "tests/end_to_end/test_topics_created_again.py"
+LEFT = "tests/end_to_end/test_what_consumers_leave.py"
 APPENDER = "server/partitions/appending.py"
 
 DISK_SPACE = "server/partitions/disk_space.py"
@@ -528,6 +529,46 @@ RELIABILITY = (
             "machines/clients/fetching/state.py",
             "            self.anew.add(tp)\n",
             "            del self.known[tp]\n",
+        ),
+    ),
+    _seen(
+        "a position that cannot be found is looked for again before the application has heard of it",
+        f"{LEFT}::test_a_position_that_cannot_be_found_is_looked_for_once_in_a_poll[consumer]",
+        Edit(
+            "client/consumer/group.py",
+            "        if self._context.error is None and self._positions",
+            "        if self._positions",
+        ),
+    ),
+    _seen(
+        "a commit that is refused is tried again at once",
+        f"{LEFT}::test_a_commit_that_is_refused_is_tried_again_at_its_time",
+        Edit("client/consumer/commits.py", "        self._has_failed = True\n", ""),
+    ),
+    _seen(
+        "what is done of slices is committed by the name of their topic",
+        f"{LEFT}::test_what_is_done_of_slices_is_not_done_in_the_topic_that_is_created_again[all]",
+        Edit(
+            "client/consumer/cooperative.py",
+            "offsets.commit(commits, ids, identity)",
+            "offsets.commit(commits, {}, identity)",
+        ),
+        Edit(
+            "client/consumer/slice_fetches.py",
+            "        if before is None or before.topic_id == info.topic_id",
+            "        if before is None or before.topic_id",
+        ),
+    ),
+    _seen(
+        "what has changed on the disk is given on under a new checksum",
+        "tests/end_to_end/test_shares.py::test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer",
+        Edit(
+            "records/kernels/scatter.py", "        is_checked = tables != 0 and", "        is_checked = tables < 0 and"
+        ),
+        Edit(
+            "records/filtering.py",
+            "        if made:\n            try:",
+            "        if not header.size:\n            try:",
         ),
     ),
 )

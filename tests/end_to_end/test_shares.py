@@ -305,28 +305,30 @@ async def test_a_poll_filters_by_key_and_size(broker: BrokerProcess) -> None:
         assert await every(RecordFilter(keys=(b"nobody's",))) == []
 
 
-@in_loop
-async def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp_path: Path) -> None:
+def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp_path: Path) -> None:
     """It was given on, under a new checksum that was right; and an error of the broker's was tried for ever, unsaid."""
     process = BrokerProcess(tmp_path, log_scrub_interval_ms=86_400_000).start()
-    try:
+    found: list[bytes | None] = []
+
+    async def fill() -> None:
         await _create(process.address, "changed", **ACCEPTS)
         async with Producer(process.address) as producer:
             for value in ("first", "second", "third"):
                 await (await producer.send("changed", value * 200, key="k"))
-        log = next(tmp_path.glob("**/changed-0/*.log"))
-        written = log.read_bytes()
-        log.write_bytes(written.replace(b"secondsecond", b"secondsecone", 1))
-        async with Consumer(process.address, auto_offset_reset="earliest") as consumer:
+
+    async def read() -> None:
+        async with Consumer(process.address, auto_offset_reset="earliest") as consumer, asyncio.timeout(20):
             consumer.assign({("changed", 0): [(0, SPACE_END)]})
-            found: list[bytes | None] = []
-            with pytest.raises(ApiError, match="CORRUPT_MESSAGE"):
-                async with asyncio.timeout(20):
-                    while True:
-                        found += [record.value for record in await consumer.poll(0.5)]
-            assert found == [b"first" * 200]
-    finally:
-        process.kill()
+            while True:
+                found.extend(record.value for record in await consumer.poll(0.5))
+
+    asyncio.run(fill())
+    log = next(tmp_path.glob("**/changed-0/*.log"))
+    log.write_bytes(log.read_bytes().replace(b"secondsecond", b"secondsecone", 1))
+    with pytest.raises(ApiError, match="CORRUPT_MESSAGE"):
+        asyncio.run(read())
+    assert found == [b"first" * 200]
+    process.kill()
 
 
 @in_loop
