@@ -555,8 +555,8 @@ RELIABILITY = (
         ),
         Edit(
             "client/consumer/slice_fetches.py",
-            "        if before is None or before.topic_id == info.topic_id",
-            "        if before is None or before.topic_id",
+            "        if before is None or before.topic_id == info.topic_id or ",
+            "        if before is None or before.topic_id or ",
         ),
     ),
     _seen(
