@@ -216,6 +216,8 @@ class GroupEdge(ApplicationEdge):
         """The partitions that the coordinator counts as some member's."""
         self._reset_to: dict[Partition, int] = {}
         """Partitions without a commit whose owner began at the end, as `auto.offset.reset` says."""
+        self._freed_ms: dict[Partition, int] = {}
+        """When partitions became nobody's."""
         self._freed_at: dict[Partition, int] = {}
         """The log ends of partitions when they were last nobody's."""
         self._waits_from: dict[Partition, int] = {}
@@ -247,9 +249,21 @@ class GroupEdge(ApplicationEdge):
     def _is_quiet(self, partition: Partition, now_ms: int) -> bool:
         return partition in self._owned and super()._is_quiet(partition, now_ms)
 
-    def owned(self, partition: Partition, *, is_owned: bool) -> None:
-        """Note that the coordinator counts a partition as another member's from now on, or as no member's."""
-        self.progressed(partition, self._world.now_ms)
+    def owned(self, partition: Partition, *, is_owned: bool, again: bool = False) -> None:
+        """Note that the coordinator counts a partition as another member's from now on, or as no member's.
+
+        `again`: of the member of a classic group that had it before the rebalance: its time goes on (ADR 0062).
+        """
+        now_ms = self._world.now_ms
+        if again:
+            parted_ms = max(self._freed_ms.get(partition, 0), self._changed_ms.get(partition, 0))
+            self._changed_ms[partition] = self._changed_ms.get(partition, now_ms) + now_ms - min(parted_ms, now_ms)
+        elif is_owned:
+            self.progressed(partition, now_ms)
+        else:
+            if self._is_quiet(partition, now_ms):
+                self._stalled_ms[partition] = now_ms
+            self._freed_ms[partition] = now_ms
         topic = self._topic(partition[0])
         if not is_owned and topic is not None and partition[1] in topic.logs:
             self._freed_at[partition] = topic.logs[partition[1]].end

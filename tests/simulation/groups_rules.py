@@ -119,6 +119,8 @@ class Rules:
         self.positions = PositionRules(self)
         self.done = DoneRules(self) if world.theme.sharing else None
         self._held: dict[tuple[str, UUID, int], _Held] = {}
+        self._parted: dict[tuple[str, UUID, int], str] = {}
+        """By partition that is nobody's: the member that had it last."""
         self._waits_idly: dict[tuple[str, UUID, int], int] = {}
         """Free partitions that wait although everything before them is committed: since when."""
         self._owners_seen: dict[str, tuple[object, object]] = {}
@@ -596,18 +598,19 @@ class Rules:
         """Note the owner of each partition, and the start of the ownership."""
         owners = _owners(machine, group_id)
         for held in [held for held in self._held if held[0] == group_id and held[1:] not in owners]:
-            del self._held[held]
+            self._parted[held] = self._held.pop(held).owner
             self._show_owner(held, is_owned=False)
         for partition, owner in owners.items():
             held = (group_id, *partition)
             if held not in self._held or self._held[held].owner != owner:
+                again = self._parted.pop(held, None) == owner and isinstance(machine.groups[group_id], ClassicGroup)
                 self._held[held] = _Held(owner, self.now_ms, self.now_ms)
-                self._show_owner(held, is_owned=True)
+                self._show_owner(held, is_owned=True, again=again)
 
-    def _show_owner(self, held: tuple[str, UUID, int], *, is_owned: bool) -> None:
+    def _show_owner(self, held: tuple[str, UUID, int], *, is_owned: bool, again: bool = False) -> None:
         topic = self.world.topic_of(held[1])
         if topic is not None:
-            self.world.edges[held[0]].owned((topic.life, held[2]), is_owned=is_owned)
+            self.world.edges[held[0]].owned((topic.life, held[2]), is_owned=is_owned, again=again)
 
     def _told_what_is(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> None:
         """Check that a reply gives a member's assignment as the coordinator holds it."""
