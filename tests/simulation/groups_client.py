@@ -21,6 +21,7 @@ from anabranch.client.cluster.connection import ConnectError
 from anabranch.client.cluster.metadata import OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.group_context import Host
+from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import EARLIEST, TopicView
@@ -60,6 +61,7 @@ from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_network import Connection
 from tests.simulation.groups_reader import Reader
 from tests.simulation.groups_records import Topic
+from tests.simulation.groups_transactions import Transactional
 from tests.support.application_edge import OrderError
 from tests.support.hosts import InOrder
 
@@ -339,8 +341,13 @@ class Client(InOrder):
         self._process = world.loop.process(name)
         self._commits = chance.choice(world.theme.commits)
         """How the application commits: `auto`, at `each` poll by hand, after some records, or `never`."""
+        self._transactional: Transactional | None = None
+        if world.theme.transactional and chance.random() < world.theme.transactional:
+            self._commits, self._transactional = "each", Transactional(self)
         self._handed: dict[TopicPartition, int] = {}
         """The offsets that the application would commit by hand."""
+        self._since: dict[TopicPartition, int] = {}
+        """Where it began to be handed what it has not committed, in transactions."""
         self._handed_count = 0
         self._settings = ConsumerSettings(
             group_id=group,
@@ -358,6 +365,7 @@ class Client(InOrder):
             request_timeout_ms=chance.choice((800, 1_500, 5_000)),
             default_api_timeout_ms=2_000,
             metadata_max_age_ms=world.theme.metadata_age_ms,
+            isolation_level="read_committed" if world.theme.transactional else "read_uncommitted",
             retry_backoff_ms=chance.choice((50, 200)),
             **more,
         )
@@ -396,6 +404,11 @@ class Client(InOrder):
     def commits_by_hand(self) -> bool:
         """Whether the application commits what it was handed, sooner or later."""
         return self._commits not in ("auto", "never")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the application has yet to commit, in a transaction, what it was handed."""
+        return self._transactional is not None and bool(self._handed)
 
     @property
     def is_standing_still(self) -> bool:
@@ -582,14 +595,38 @@ class Client(InOrder):
         """Commit by hand: the offset after the last record of each partition."""
         offsets = {tp: OffsetAndMetadata(end) for tp, end in self._handed.items() if tp in partitions}
         self._handed_count = 0
-        if offsets:
+        if offsets and self._transactional is not None:
+            await self._commit_in_transaction(self._transactional, {tp: at.offset for tp, at in offsets.items()})
+        elif offsets:
             with suppress(AnabranchError, OSError):
                 await self._driver.commit(offsets)
                 self._handed = {tp: end for tp, end in self._handed.items() if tp not in offsets}
 
+    async def _commit_in_transaction(self, way: Transactional, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commit; or go back to where the transaction began, in what the member still has."""
+        begun = {tp: self._since.pop(tp) for tp in offsets if tp in self._since}
+        self._handed = {tp: end for tp, end in self._handed.items() if tp not in offsets}
+        if await way.commit(offsets):
+            return
+        positions = self.consumed()
+        for tp, offset in begun.items():
+            if tp in positions:
+                self.world.say("%s goes back to %d in %s-%d", self.name, offset, tp.topic, tp.partition)
+                self._process.call(self.reader.fetcher.seek, tp, offset)
+
+    def group_metadata(self) -> GroupMetadata:
+        """What a producer tells of the member whose offsets it commits."""
+        return self._driver.metadata()
+
+    async def send_beside(self, request: Any) -> Any:
+        """Have the coordinator answer a request of the application's producer."""
+        way = await self._cluster.connection_to("broker", self.broker.number, "producer")
+        return await way.send(request, timeout_ms=1_500)
+
     def handed(self, tp: TopicPartition, start: int, end: int) -> None:
         """Show the edge records that the application is handed; a member that was removed may break the order."""
         topic = self._topic_read(tp)
+        self._since.setdefault(tp, start)
         self.world.say("%s is handed %s-%d from %d to %d", self.name, tp.topic, tp.partition, start, end)
         if topic is not None and self._counts_for(topic):
             edge = self.world.edges[self.group]
@@ -636,6 +673,7 @@ class Client(InOrder):
 
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget what the application could have committed of these partitions."""
+        self._since = {tp: start for tp, start in self._since.items() if tp not in set(partitions)}
         self._handed = {tp: end for tp, end in self._handed.items() if tp not in set(partitions)}
 
     def consumed(self) -> Mapping[TopicPartition, int]:

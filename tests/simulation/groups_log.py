@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.machines.groups.records import CoordinatorRecord, decode_record
-from anabranch.records.batch import BatchHeader
+from anabranch.records.batch import BatchHeader, parse_end_transaction_marker, parse_header
 from anabranch.records.key_values import decode_pairs, encode_pairs
 from anabranch.storage.interface import Appended, FetchedSlice, LogObserver, Unobserved
 
@@ -32,6 +32,18 @@ class Batch(NamedTuple):
     end: int
     data: bytes
     entries: tuple[Entry, ...]
+    producer_id: int = -1
+    """Of a transaction's batch or marker."""
+    is_committed: bool | None = None
+    """Of a marker: how it ends the transaction."""
+
+
+class Standing(NamedTuple):
+    """A batch, and what has become of the transaction that it is of."""
+
+    batch: Batch
+    counts: bool | None
+    """None: its transaction is open."""
 
 
 class FalseLog:
@@ -74,13 +86,15 @@ class FalseLog:
             raise OSError(28, "the disk is full")
         base = self.end
         entries = []
-        for index, (key, value) in enumerate(decode_pairs(memoryview(data), header)):
+        marker = parse_end_transaction_marker(data) if header.is_control else None
+        for index, (key, value) in enumerate(() if header.is_control else decode_pairs(memoryview(data), header)):
             assert key is not None
             record = decode_record(key, value)
             assert record is not None
             entries.append(Entry(base + index, key, value, record))
-        self.end = base + len(entries)
-        self.batches.append(Batch(self.end, bytes(data), tuple(entries)))
+        self.end = base + header.record_count
+        committed = None if marker is None else marker.commit
+        self.batches.append(Batch(self.end, bytes(data), tuple(entries), header.producer_id, committed))
         self._on_append(self.batches[-1])
         return Appended(base, self.end - 1)
 
@@ -107,6 +121,20 @@ class FalseLog:
     def entries(self) -> Iterator[Entry]:
         """All records, in order."""
         return (entry for batch in self.batches for entry in batch.entries)
+
+    def standing(self) -> list[Standing]:
+        """All batches, in order, each with whether it counts."""
+        found: list[Standing] = []
+        open_: dict[int, list[int]] = {}
+        for place, batch in enumerate(self.batches):
+            is_open = batch.producer_id >= 0 and batch.is_committed is None
+            found.append(Standing(batch, None if is_open else True))
+            if is_open:
+                open_.setdefault(batch.producer_id, []).append(place)
+            elif batch.producer_id >= 0:
+                for ended in open_.pop(batch.producer_id, []):
+                    found[ended] = Standing(found[ended].batch, batch.is_committed)
+        return found
 
     def begin_sync(self) -> tuple[int, int]:
         """Begin a sync; the result is for `synced`."""
@@ -138,10 +166,19 @@ class FalseLog:
 
     def compact(self, end: int) -> int:
         """Of each key below `end` keep the last record; tombstones go a turn later. Answers how many records stay."""
-        end = min(end, self.flushed)
-        last = {entry.key: entry.offset for entry in self.entries if entry.offset < end}
+        standing = self.standing()
+        first_open = next((it.batch for it in standing if it.counts is None), None)
+        end = min(end, self.flushed, self.end if first_open is None else first_open.entries[0].offset)
+        last = {
+            entry.key: entry.offset for it in standing if it.counts for entry in it.batch.entries if entry.offset < end
+        }
         batches = []
-        for batch in self.batches:
+        for batch, counts in standing:
+            if batch.is_committed is not None or (counts is False and batch.end > end):
+                batches.append(batch)  # A marker stays: what is left of its transaction counts by it.
+                continue
+            if not counts and counts is not None:
+                continue
             kept = tuple(
                 entry
                 for entry in batch.entries
@@ -151,8 +188,10 @@ class FalseLog:
             if len(kept) == len(batch.entries):
                 batches.append(batch)
             elif kept:
-                data = encode_pairs([(entry.key, entry.value) for entry in kept], 0)
-                batches.append(Batch(batch.end, bytes(data), kept))
+                epoch = parse_header(batch.data).producer_epoch
+                pairs = [(entry.key, entry.value) for entry in kept]
+                data = encode_pairs(pairs, 0, producer_id=batch.producer_id, producer_epoch=epoch)
+                batches.append(Batch(batch.end, bytes(data), kept, batch.producer_id))
         self.batches = batches
         self._clean_to = max(self._clean_to, end)
         return sum(len(batch.entries) for batch in batches)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
@@ -17,12 +17,23 @@ from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.offset_commit import OffsetCommitResponse
 from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchResponseGroup
+from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from tests.simulation.groups_shard import Broker, Cause
 
 if TYPE_CHECKING:
     from tests.simulation.groups_rules import Rules
 
 ABSENT: Any = object()
+
+
+class _Pending(NamedTuple):
+    """An offset of an open transaction."""
+
+    number: int
+    """Of the commit, in their order."""
+    topic_id: UUID
+    offset: int
+    committed_ms: int
 
 
 class PositionRules:
@@ -42,6 +53,9 @@ class PositionRules:
         """Group, life of a topic, partition: the highest offset that was ever acknowledged."""
         self.begun: dict[tuple[str, str], Mapping[int, int]] = {}
         """Group, life of a topic: the partitions that existed when the group first subscribed, with their log ends."""
+        self._pending: dict[tuple[int, str, str, int], _Pending] = {}
+        """By producer, group, topic and partition: what open transactions have committed."""
+        self._commits = 0
         self._committers: dict[tuple[str, str, int], tuple[str, bool]] = {}
         self._committed_ms: dict[tuple[str, str, int], int] = {}
 
@@ -91,7 +105,12 @@ class PositionRules:
                 for part, answer in zip(asked.partitions, answered.partitions, strict=True):
                     if answer.error_code == ErrorCode.NONE:
                         self._committed(machine, cause, name, part, by_id=by_id)
+        if isinstance(reply, TxnOffsetCommitResponse):
+            self._committed_later(machine, cause.request, reply)
+            return
         for record in outcome.records:
+            if type(record.key).__name__ == "OffsetCommitKey":
+                self._overtake((record.key.group, record.key.topic, record.key.partition), self._commits)
             if type(record.key).__name__ == "OffsetCommitKey" and record.value is not None:
                 self._written(machine, record)
                 if cause.kind == "timer" and self._world.theme.sharing:
@@ -107,6 +126,56 @@ class PositionRules:
                 assert gone or expired or cause.kind == "admin", (cause, record)
                 if isinstance(cause.request, OffsetDeleteRequest):
                     assert key[1] not in self._read_by(machine, key[0]), (cause, record)
+
+    def _committed_later(
+        self, machine: Coordinator, request: TxnOffsetCommitRequest, reply: TxnOffsetCommitResponse
+    ) -> None:
+        """What a transaction commits counts from its marker on."""
+        for asked, answered in zip(request.topics, reply.topics, strict=True):
+            for part, answer in zip(asked.partitions, answered.partitions, strict=True):
+                if answer.error_code == ErrorCode.NONE:
+                    self._commits += 1
+                    topic_id = machine.image.by_name[asked.name].topic_id
+                    key = (request.producer_id, request.group_id, asked.name, part.partition_index)
+                    pending = _Pending(self._commits, topic_id, part.committed_offset, self._rules.now_ms)
+                    self._rules.change(self._pending, key, pending)
+
+    def marked(self, machine: Coordinator, producer_id: int, *, committed: bool) -> None:
+        """Of a transaction that ends well, what nobody has committed since counts."""
+        for producer_key in [key for key in self._pending if key[0] == producer_id]:
+            pending, key = self._pending[producer_key], producer_key[1:]
+            self._rules.change(self._pending, producer_key, ABSENT)
+            if committed:
+                self._overtake(key, pending.number)
+                self._put(machine, key, pending)
+
+    def _put(self, machine: Coordinator, key: tuple[str, str, int], pending: _Pending) -> None:
+        """An offset is the committed one from now on."""
+        group_id, _, number = key
+        before = self.committed.get(key)
+        at = pending.topic_id, pending.offset
+        if before != at:
+            self._rules.change(self.moved_ms, key, self._rules.now_ms)
+        position = machine.positions.get(*key)
+        assert position is not None, (key, pending)
+        self._rules.change(self.opened, key, position.opened)
+        self._rules.change(self.committed, key, at)
+        self._rules.change(self._committers, key, ("", False))
+        self._rules.change(self._committed_ms, key, pending.committed_ms)
+        topic = self._world.topic_of(pending.topic_id)
+        if topic is not None:
+            place = topic.life, number
+            highest = max(pending.offset, self.highest.get((group_id, *place), 0))
+            self._rules.change(self.highest, (group_id, *place), highest)
+            if before != at:
+                self._world.edges[group_id].progressed(place, self._rules.now_ms)
+        self._rules.counts["commits"] += 1
+
+    def _overtake(self, key: tuple[str, str, int], number: int) -> None:
+        """What open transactions have committed before counts no more."""
+        for producer_key, pending in list(self._pending.items()):
+            if producer_key[1:] == key and pending.number <= number:
+                self._rules.change(self._pending, producer_key, ABSENT)
 
     def _written(self, machine: Coordinator, record: CoordinatorRecord) -> None:
         """A record of a position: one that nobody has committed is where a partition begins, or tells of its gate."""
@@ -143,6 +212,7 @@ class PositionRules:
         for record in records:
             if type(record.key).__name__ != "OffsetCommitKey":
                 continue
+            self._overtake((record.key.group, record.key.topic, record.key.partition), self._commits)
             key, value = (record.key.group, record.key.topic, record.key.partition), record.value
             if value is None:
                 self._rules.change(self.committed, key, ABSENT)
@@ -206,7 +276,10 @@ class PositionRules:
             place = topic.life, part.partition_index
             highest = max(offset, self.highest.get((request.group_id, *place), 0))
             self._rules.change(self.highest, (request.group_id, *place), highest)
-            if before is None or before != (topic_id, offset):
+            # A first commit of where it stands already, which its owner may have told before, is no progress.
+            log = topic.logs.get(part.partition_index)
+            stood = (topic_id, 0 if log is None else log.start) if before is None else before
+            if stood != (topic_id, offset):
                 self._world.edges[request.group_id].progressed(place, self._rules.now_ms)
         used_ms = self._rules.now_ms
         if in_part is not None:  # A commit that changes no position does not write it again, for an hour.
@@ -240,14 +313,16 @@ class PositionRules:
             return False
         return self._world.is_ambiguous(topic) and group.holders.get((topic_id, number)) != request.member_id
 
-    def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup) -> None:
-        """The fetched offset is the one that was acknowledged last."""
+    def after_fetch(self, machine: Coordinator, answer: OffsetFetchResponseGroup, *, require_stable: bool) -> None:
+        """The fetched offset is the one that was acknowledged last, and none that a transaction may change."""
+        open_ = {key[1:] for key in self._pending} if require_stable else ()
         for topic in answer.topics:
             name = topic.name or machine.image.name_of(topic.topic_id)
             known = machine.image.by_name.get(name)
             for part in topic.partitions:
                 if part.error_code or known is None:
                     continue
+                assert (answer.group_id, name, part.partition_index) not in open_, (answer, self._pending)
                 topic_id, offset = self.committed.get((answer.group_id, name, part.partition_index), (None, -1))
                 expected = offset if topic_id == known.topic_id else -1
                 assert part.committed_offset == expected, (answer, self.committed)

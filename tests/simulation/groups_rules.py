@@ -46,6 +46,7 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitResponse
 from tests.simulation.groups_client import Client, Standing
 from tests.simulation.groups_done import DoneRules
 from tests.simulation.groups_keys import assigned_keys, keys_of, target_keys
@@ -56,6 +57,7 @@ from tests.simulation.groups_shared_topics import SharedTopic
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
 
+COMMITTED = (OffsetCommitResponse, TxnOffsetCommitResponse)
 STRICT = frozenset(
     {
         ErrorCode.UNKNOWN_MEMBER_ID,
@@ -221,6 +223,13 @@ class Rules:
         put(value)
         self._changes.append(lambda: put(former))
 
+    def after_marker(self, broker: Broker, machine: Coordinator, producer_id: int, *, committed: bool) -> None:
+        """The end of a transaction was applied."""
+        self._changes = []
+        self.positions.marked(machine, producer_id, committed=committed)
+        if self._changes and broker.log.end > broker.log.high_watermark:
+            self._undo.setdefault(broker, deque()).append((broker.log.end, self._changes))
+
     # -- durability, and replies ---------------------------------------------------------------------------------------
 
     def durable(self, broker: Broker) -> None:
@@ -243,7 +252,7 @@ class Rules:
         self._owners_seen.clear()
 
     def _decide(self, broker: Broker, request: Any, reply: Any) -> None:
-        if (request is not None and hasattr(reply, "error_code")) or isinstance(reply, OffsetCommitResponse):
+        if (request is not None and hasattr(reply, "error_code")) or isinstance(reply, COMMITTED):
             note = self._note(broker, request, reply)
             self._decided[id(reply)] = _Decided(reply, broker, broker.log.end, note)
 

@@ -42,7 +42,8 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.slices import SliceBooks
 from anabranch.server.partitions.topic_settings import topic_settings
 from tests.simulation.groups_clock import WorldClock
-from tests.simulation.groups_log import Batch, FalseLog
+from tests.simulation.groups_log import Batch, Entry, FalseLog
+from tests.simulation.groups_transactions import EPOCH, coordinators
 
 if TYPE_CHECKING:
     from tests.simulation.groups_world import World
@@ -154,6 +155,8 @@ class WatchedCoordinator(Coordinator):
     heartbeat = _watched("heartbeat", _of_request)
     leave_group = _watched("leave_group", _of_request)
     offset_commit = _watched("offset_commit", _of_request)
+    txn_offset_commit = _watched("txn_offset_commit", _of_request)
+    marked = _watched("marked", lambda producer_id, now_ms: Cause("marker"))
     offset_delete = _watched("offset_delete", lambda request, now_ms: Cause("admin", request.group_id, request))
     delete_group = _watched("delete_group", lambda group_id, now_ms: Cause("admin", group_id))
     on_timer = _watched("on_timer", _of_timer)
@@ -178,9 +181,14 @@ class WatchedCoordinator(Coordinator):
             self.broker.world.failed_with(error)
             raise
 
+    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        super().apply_marker(producer_id, producer_epoch, committed)
+        if self.broker.machine is self:
+            self.broker.world.rules.after_marker(self.broker, self, producer_id, committed=committed)
+
     def offset_fetch(self, *given: Any) -> OffsetFetchResponseGroup:
         answer = super().offset_fetch(*given)
-        self.broker.world.rules.positions.after_fetch(self, answer)
+        self.broker.world.rules.positions.after_fetch(self, answer, require_stable=given[1])
         return answer
 
 
@@ -307,7 +315,13 @@ class Broker:
         chance = SimpleNamespace(uuid=world.fresh_id)
         nobodys = SliceBooks(lambda group_id: lambda member_id: False, Clock(), Metrics(), hold_ms=1)
         settings = SimpleNamespace(group_consumer_max_subscribed_names=GroupSettings().consumer_names_max)
-        self._context: Any = SimpleNamespace(settings=settings, groups=Groups(self), chance=chance, slices=nobodys)
+        self._context: Any = SimpleNamespace(
+            settings=settings,
+            groups=Groups(self),
+            chance=chance,
+            slices=nobodys,
+            transactions=coordinators(world),
+        )
         self.start(0)
 
     @property
@@ -484,8 +498,7 @@ class Broker:
         return self.log if self.ranges_log is None or partition.name.topic == TOPIC else self.ranges_log
 
     def _appended(self, batch: Batch) -> None:
-        for entry in batch.entries:
-            self.fold.apply(entry.record)
+        _fold(self.fold, batch, batch.entries)
 
     def _cut(self, end: int) -> None:
         self.world.say("%s: its log is cut to %d", self, end)
@@ -508,12 +521,16 @@ class Broker:
 
     def _folded(self, keep: Callable[[int, bool], bool]) -> Coordinator:
         """Fold the records of the log whose offset, and whether they are the last of their key, `keep` wants."""
-        entries = list(self.log.entries)
-        last = {entry.key: entry.offset for entry in entries}
+        standing = self.log.standing()
+        last = {entry.key: entry.offset for it in standing if it.counts for entry in it.batch.entries}
         machine = Coordinator(self.world.settings, self.world.image)
-        for entry in entries:
-            if keep(entry.offset, last[entry.key] == entry.offset):
-                machine.apply(entry.record)
+        for batch, counts in standing:
+            kept = [
+                entry
+                for entry in batch.entries
+                if counts is None or keep(entry.offset, last.get(entry.key) == entry.offset)
+            ]
+            _fold(machine, batch, kept)
         return machine
 
     def check_replay(self) -> None:
@@ -529,6 +546,14 @@ class Broker:
 
     def __str__(self) -> str:
         return f"broker {self.number}"
+
+
+def _fold(machine: Coordinator, batch: Batch, entries: Sequence[Entry]) -> None:
+    """Apply what is left of a batch."""
+    for entry in entries:
+        machine.apply(entry.record, producer_id=batch.producer_id)
+    if batch.is_committed is not None:
+        machine.apply_marker(batch.producer_id, EPOCH, batch.is_committed)
 
 
 def assert_stored_equal(one: Coordinator, other: Coordinator) -> None:

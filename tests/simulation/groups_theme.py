@@ -12,6 +12,8 @@ STOCK_FROM = 1_252_000
 """From this seed on, lives without sharers may have groups of stock consumers, and topics that give up their order."""
 SHARERS_FROM = 2_000_000
 """From this seed on, three of four lives have members that share partitions; lives before are what they were."""
+TRANSACTIONS_FROM = 3_000_000
+"""From this seed on, lives without sharers may have applications that commit in transactions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Theme:
     """The share of groups whose members are stock consumers."""
     disorder: int = 0
     """Weight of the incident that a topic's order is no longer kept."""
+    transactional: float = 0.0
+    """Of members that take no parts, those that commit in transactions."""
     sharing: float = 0.0
     """The share of members of the consumer protocol that take parts of partitions."""
     explicit: float = 0.0
@@ -89,7 +93,13 @@ class Theme:
         theme = cls.of(chance)
         if seed >= SHARERS_FROM and seed % 4 < 3:
             return theme.with_sharers(random.Random(f"sharers {seed}"))
-        return theme.with_stock(random.Random(f"stock {seed}")) if seed >= STOCK_FROM else theme
+        if seed >= STOCK_FROM:
+            theme = theme.with_stock(random.Random(f"stock {seed}"))
+        return theme.with_transactions(random.Random(f"transactions {seed}")) if seed >= TRANSACTIONS_FROM else theme
+
+    def with_transactions(self, chance: random.Random) -> Theme:
+        """The theme with applications that commit in transactions."""
+        return replace(self, transactional=chance.choice((0.0, 0.5, 1.0, 1.0)))
 
     def with_stock(self, chance: random.Random) -> Theme:
         """The theme with groups of stock consumers, and topics whose order is kept for some time only."""

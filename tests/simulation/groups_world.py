@@ -34,6 +34,7 @@ from tests.simulation.groups_shard import Broker
 from tests.simulation.groups_shared_topics import SharedEdge, SharedTopic
 from tests.simulation.groups_sharers import SharingClient
 from tests.simulation.groups_theme import NAMES, PATTERNS, Theme
+from tests.simulation.groups_transactions import Transactions
 from tests.simulation.groups_transcript import shown
 from tests.simulation.virtual_time import VirtualLoop
 
@@ -83,6 +84,7 @@ class World:
         self._unreachable: dict[str, int] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.rules = Rules(self)
+        self.transactions = Transactions(self)
         self.groups = [f"g{number}" for number in range(self.theme.groups)]
         self.latest = frozenset(group_id for group_id in self.groups if self.chance.random() < self.theme.latest)
         """The groups that begin at the end."""
@@ -399,7 +401,7 @@ class World:
         """Wait until all groups have what they are to have, and have read everything."""
         deadline_ms = self.now_ms + QUIET_MAX_MS
         upheavals = -1
-        while (missing := self.missing()) is not None or upheavals != self.upheavals:
+        while (missing := self.missing() or self._in_doubt()) is not None or upheavals != self.upheavals:
             assert self.now_ms < deadline_ms, missing
             if missing is not None:
                 self.run_until(self.now_ms + CHECK_EVERY_MS)
@@ -409,6 +411,13 @@ class World:
             self.run_until(self.now_ms + 3 * self.theme.heartbeat_interval_ms)
             missing = self.missing()
             assert missing is None or upheavals != self.upheavals, f"converged, and then: {missing}"
+
+    def _in_doubt(self) -> str | None:
+        """What may go on when all has been read: an application that went back commits it a second time."""
+        doubtful = [client.name for client in self.clients if client.is_in_doubt]
+        if doubtful or self.transactions.open():
+            return f"transactions of {sorted(self.transactions.open())} are open, and {doubtful} have yet to commit"
+        return None
 
     def _rebalance_once_more(self) -> None:
         """Give every group another member for a while, then send some records; nothing else happens that mends a fault.

@@ -107,12 +107,10 @@ class Positions:
         while self.read_some(1_000):
             pass
         pending = {
-            producer_id: {
-                group: {at: position for at, (_, position) in waiting.items()}
-                for group, waiting in groups.items()
-                if waiting
-            }
+            (producer_id, group, at): position
             for producer_id, groups in self._pending.items()
+            for group, waiting in groups.items()
+            for at, (_, position) in waiting.items()
         }
         return self._of_group, pending
 
