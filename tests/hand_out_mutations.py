@@ -11,6 +11,8 @@ STARTS = "tests/unit/machines/groups/test_starts.py"
 GATEKEEPER = "machines/groups/gatekeeper.py"
 RESETS = "machines/groups/resets.py"
 WRITTEN = "machines/groups/hand_outs.py"
+FETCHES = "machines/groups/offset_fetches.py"
+OWED = "tests/unit/machines/groups/test_positions_owed.py"
 
 
 HAND_OUTS = (
@@ -83,5 +85,28 @@ HAND_OUTS = (
         ),
         (*PYTEST, f"{STARTS}::test_what_a_transaction_commits_outlives_that_what_was_committed_before_is_deleted"),
         f"{STOCK}::test_what_a_transaction_commits_is_not_overtaken_by_the_position_of_the_next_owner",
+    ),
+    Mutation(
+        "a position that is still to be written is told as none to who does not ask for stable offsets",
+        (Edit(FETCHES, "elif self.is_owed(group_id, topic, partition) or (\n", "elif (\n"),),
+        (*PYTEST, f"{OWED}::test_nor_is_one_that_does_not_ask_for_stable_offsets"),
+        f"{LATEST}::test_nobody_is_told_that_a_group_has_no_position_in_a_later_partition_before_its_turn_has_come",
+    ),
+    Mutation(
+        "what is deleted before a later partition is first read takes others with it",
+        (
+            Edit(
+                FETCHES,
+                "        if position.opened == NOT_BEGUN and known is not None:\n",
+                "        if position.opened == NOT_BEGUN and known is None:\n",
+            ),
+            Edit(
+                FETCHES,
+                "            offset = max(offset, known.log_start(partition))\n",
+                "            offset = 0\n",
+            ),
+        ),
+        (*PYTEST, f"{OWED}::test_what_is_deleted_before_a_later_partition_is_read_is_not_where_it_begins"),
+        f"{LATEST}::test_records_deleted_from_a_later_partition_while_the_group_is_away_take_no_others_with_them",
     ),
 )

@@ -79,8 +79,8 @@ TIME = (
             ),
             Edit(
                 "machines/groups/gatekeeper.py",
-                "        is_paused = isinstance(group, ",
-                "        is_paused = () and (group, ",
+                "    return isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.STABLE\n",
+                "    return group is None\n",
             ),
         ),
         OWNERS,

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer as StockConsumer
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -303,3 +304,78 @@ def test_an_owner_that_began_behind_a_closed_gate_leaves_it_closed_for_the_next_
 
     with running(tmp_path, **QUICK) as broker:
         asyncio.run(scenario(broker.address))
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "classic", "consumer"])
+def test_records_deleted_from_a_later_partition_while_the_group_is_away_take_no_others_with_them(
+    tmp_path: Path, client: str
+) -> None:
+    """It begins at the log start, wherever that is when it is read first: the group has never been there."""
+
+    async def left(address: str) -> list[bytes | None]:
+        """What a member reads that comes when three of six records are deleted."""
+        if client == "librdkafka":
+            return await asyncio.to_thread(stock, address)
+        got: list[bytes | None] = []
+        async with Consumer(address, group_id="g", group_protocol=client, auto_offset_reset="latest") as consumer:
+            consumer.subscribe("t")
+            while len(got) < 3:
+                got += [record.value for record in await consumer.poll(0.2)]
+        return got
+
+    def stock(address: str) -> list[bytes | None]:
+        said = {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "latest"}
+        consumer = StockConsumer(said)
+        consumer.subscribe(["t"])
+        got: list[bytes | None] = []
+        end = time.monotonic() + 30
+        while len(got) < 3 and time.monotonic() < end:
+            record = consumer.poll(0.2)
+            if record is not None and record.error() is None:
+                got.append(record.value())
+        consumer.close()
+        return got
+
+    async def scenario(address: str) -> None:
+        async with Admin(address) as admin, Producer(address) as producer, asyncio.timeout(60):
+            await admin.create_topics("t", partitions=1)
+            await producer.send("t", "of before", key="k1")
+            await producer.flush()
+            await admin.alter_group_offsets("g", {("t", 0): 1})
+            await admin.resize("t", 2)
+            for number in range(6):
+                await producer.send("t", str(number), key="k1")
+            await producer.flush()
+            await admin.delete_records({("t", 1): 3})
+            assert await left(address) == [b"3", b"4", b"5"]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))
+
+
+@pytest.mark.parametrize("version", [3, 9])
+def test_nobody_is_told_that_a_group_has_no_position_in_a_later_partition_before_its_turn_has_come(
+    tmp_path: Path, version: int
+) -> None:
+    """A consumer would begin where its reset says. It takes a second to write those of 4,000 groups."""
+
+    async def create_or_resize(address: str, count: int) -> None:
+        async with Admin(address) as admin:
+            await (admin.create_topics("t", partitions=count) if count == 1 else admin.resize("t", count))
+
+    with running(tmp_path, **QUICK, **{"offsets.topic.num.partitions": 1}) as broker:
+        asyncio.run(create_or_resize(broker.address, 1))
+        with GroupClient(broker.port) as client:
+            client.ready()
+            for number in range(4_000):
+                assert client.commit(f"g{number:04}", {("t", 0): 0}) == [ErrorCode.NONE]
+            asyncio.run(create_or_resize(broker.address, 2))
+            told: list[tuple[int, ErrorCode]] = []
+            deadline = time.monotonic() + 30
+            while (not told or told[-1][0] < 0) and time.monotonic() < deadline:
+                answer = client.fetched("g3999", {"t": [1]}, version=version)
+                part = answer.topics[0].partitions[0]
+                told.append((part.committed_offset, ErrorCode(part.error_code)))
+            later = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if version < 7 else ErrorCode.UNSTABLE_OFFSET_COMMIT
+            assert told[-1] == (0, ErrorCode.NONE)
+            assert set(told) == {(-1, later), (0, ErrorCode.NONE)}

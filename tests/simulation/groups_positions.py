@@ -11,6 +11,7 @@ from anabranch.machines.groups.classic import ClassicGroup, ClassicState, subscr
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscription
 from anabranch.machines.groups.coordinator import Coordinator
+from anabranch.machines.groups.positions import NOT_BEGUN
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome
@@ -323,8 +324,12 @@ class PositionRules:
                 if part.error_code or known is None:
                     continue
                 assert (answer.group_id, name, part.partition_index) not in open_, (answer, self._pending)
-                topic_id, offset = self.committed.get((answer.group_id, name, part.partition_index), (None, -1))
+                key = (answer.group_id, name, part.partition_index)
+                topic_id, offset = self.committed.get(key, (None, -1))
                 expected = offset if topic_id == known.topic_id else -1
+                position = machine.positions.get(*key)
+                if expected >= 0 and position is not None and position.opened == NOT_BEGUN:
+                    expected = max(expected, known.log_start(part.partition_index))
                 assert part.committed_offset == expected, (answer, self.committed)
 
     def check(self, broker: Broker, machine: Coordinator) -> None:

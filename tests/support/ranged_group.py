@@ -231,12 +231,12 @@ class RangedGroup:
         self.settle()
         return int(found.last_stable_offset)
 
-    def fetched(self, partition: int = 0, topic: str = "foo") -> Any:
+    def fetched(self, partition: int = 0, topic: str = "foo", *, stable: bool = False) -> Any:
         """OffsetFetch of the partition."""
         asked = OffsetFetchRequestGroup(
             group_id="g", topics=[OffsetFetchRequestTopics(name=topic, partition_indexes=[partition])]
         )
-        return self.coordinator.offset_fetch(asked, False, 9, self.now_ms).topics[0].partitions[0]
+        return self.coordinator.offset_fetch(asked, stable, 9, self.now_ms).topics[0].partitions[0]
 
     def ranges(self) -> list[tuple[int, int]]:
         """The ranges of offsets that a consumer is told."""

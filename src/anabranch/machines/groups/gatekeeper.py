@@ -81,7 +81,7 @@ class Gatekeeper:
         if gates is None or gates.is_rung:
             return
         group = self.groups.get(group_id)
-        moved = members_moved and gates.questions.parked and (group is None or gates.swept[1:2] != (changes(group),))
+        moved = members_moved and (group is None or gates.swept[1:2] != (changes(group),))
         if draft.records or gates.is_due or gates.touched or moved:
             gates.is_rung = True
             draft.set_timer(("gates", group_id), now_ms)
@@ -134,6 +134,7 @@ class Gatekeeper:
         gates = self._of.get(group_id)
         if gates is not None:
             gates.standing = Standing()
+            gates.begun.clear()  # What owners have asked for was not heard all the time.
             gates.outdate(list(gates.evaluated))
 
     def owner(self, group: Group, gates: GroupGates) -> Callable[[At], tuple[str, int]]:
@@ -262,6 +263,8 @@ class Gatekeeper:
         if not topic.was_resized:
             return False
         if topic.is_gated and self._is_closed(group, gates, topic, at, now_ms):
+            return True
+        if not topic.is_open(at[1]) and self._hand_outs.writes_start(group.group_id, topic, at[1]):
             return True
         return self._hand_outs.awaits_transaction(group.group_id, gates, topic, at[1])
 
@@ -456,6 +459,7 @@ class Gatekeeper:
         some = everything[gates.cursor : gates.cursor + LOOKED_AT_MAX]
         gates.cursor += len(some)
         owner = self.owner(group, gates)
+        gates.standing.stand_still(_is_rebalancing(group), now_ms)
         moved: set[At] = set()
         asks: dict[UUID, dict[int, int]] = {}
         touched = gates.take_touched(LOOKED_AT_MAX)
@@ -499,7 +503,6 @@ class Gatekeeper:
         raw = standing.raw(topic, number, None if was is None else was.offset, owner)
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
-        is_paused = isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.STABLE
         need = gates.wanted.get(at, -1)
         frontier = was.frontier if is_shared and was is not None else None
         stall = standing.stalls.get(at)
@@ -507,7 +510,7 @@ class Gatekeeper:
         is_left = made is not None and number in made.left
         until = None if is_left else self._is_given_until(gates, made, number, member_id)
         log_end = topic.log_end(number)
-        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until, is_paused=is_paused)
+        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:
@@ -559,3 +562,8 @@ class Gatekeeper:
         gates.asked[at] = position, now_ms
         gates.asking[at] = None
         asks.setdefault(at[0], {})[at[1]] = position
+
+
+def _is_rebalancing(group: Group) -> bool:
+    """Whether nobody knows who is the next owner of a partition."""
+    return isinstance(group, ClassicGroup) and group.state is not classic.ClassicState.STABLE

@@ -54,6 +54,8 @@ class TopicImage:
     stable_end: Callable[[int], int] = field(default=lambda _: BEYOND)
     """Where the first open transaction of a partition begins, or the log end: nobody who reads what is committed is
     given a record from there on."""
+    is_open: Callable[[int], bool] = field(default=lambda _: True)
+    """Whether the log of a partition is open: otherwise its start and end are not known, and told as 0."""
 
     @property
     def was_resized(self) -> bool:

@@ -14,9 +14,11 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.gatekeeper import Gatekeeper
+from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.shared_commits import bounded
 from anabranch.machines.groups.transaction_ranges import Waiting
 from anabranch.machines.outcome import Draft, Outcome, Parked, SetTimer
@@ -35,6 +37,7 @@ class OffsetRequests:
     groups: dict[str, Group]
     offsets: Offsets
     keeper: Gatekeeper
+    settling: Settling
     ranged: RangedCommits
     rebalances: Counter[str]
 
@@ -128,7 +131,8 @@ class OffsetRequests:
         """Return the committed offsets of a group."""
         del now_ms
         group = self.groups.get(asked.group_id)
-        return self.offsets.fetch(group, asked, require_stable=require_stable, version=version)
+        fetches = OffsetFetches(self.offsets, self.settling.is_owed)
+        return fetches.fetch(group, asked, require_stable=require_stable, version=version)
 
     def committed(self, group_id: str) -> list[tuple[str, int]]:
         """Topic and partition of everything that a group has committed."""

@@ -1,15 +1,15 @@
-"""Committing, fetching and deleting committed offsets: the answers of OffsetCommit, OffsetFetch and OffsetDelete.
+"""Committing and deleting committed offsets: the answers of OffsetCommit and OffsetDelete.
 
-A commit as a member requires the member's epoch or generation; a group without members accepts any commit. A fetch of a
-stale member is answered with an error, never "no offset": the client would then start at the end of the log. What a
-commit by ranges does, and what a plain one does to those, is decided by `ranged_commits`.
+A commit as a member requires the member's epoch or generation; a group without members accepts any commit. What a
+commit by ranges does, and what a plain one does to those, is decided by `ranged_commits`. How offsets are fetched is in
+`offset_fetches`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.groups import classic, ranged_commits
 from anabranch.machines.groups.classic import ClassicGroup
-from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, fetch_error, read_of_deleted_topics
+from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, read_of_deleted_topics
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
@@ -25,7 +25,7 @@ from anabranch.machines.groups.individual_store import IndividualCommits, range_
 from anabranch.machines.groups.offset_room import OffsetRoom
 from anabranch.machines.groups.positions import Position, Positions, position_record
 from anabranch.machines.groups.ranged_commits import RangedCommit
-from anabranch.machines.groups.ranges_on_wire import KeyRanges, Ranges, commit_of
+from anabranch.machines.groups.ranges_on_wire import commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.shared_commits import refusal
@@ -43,12 +43,6 @@ from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
-)
-from anabranch.protocol.messages.offset_fetch import (
-    OffsetFetchRequestGroup,
-    OffsetFetchResponseGroup,
-    OffsetFetchResponsePartitions,
-    OffsetFetchResponseTopics,
 )
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -102,7 +96,6 @@ class Offsets:
         self.positions = Positions()
         self.on_commit: Callable[[str, TopicImage, int, Position], None] = lambda *_: None
         """Called with group, topic, partition and offset of every commit, which is then written."""
-        self.is_owed: Callable[[str, str, int], bool] = lambda *_: False  # Whether a position is still to be written.
         self.individual = IndividualCommits()
         self.in_transactions = TransactionRanges()
         self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
@@ -437,69 +430,7 @@ class Offsets:
         self.counts["commit"] += 1
         return Answered(index, ErrorCode.NONE, decided.position.offset)
 
-    def fetch(
-        self, group: Group | None, asked: OffsetFetchRequestGroup, *, require_stable: bool, version: int
-    ) -> OffsetFetchResponseGroup:
-        """Return the committed offsets of a group. A stale member gets an error, never "no offset"."""
-        error = fetch_error(group, asked)
-        if error is not ErrorCode.NONE:
-            return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
-        by_id = version >= TOPIC_IDS_SINCE
-        wanted: dict[tuple[str, UUID], Iterable[int]] = {}
-        if asked.topics is None:
-            listed: dict[tuple[str, UUID], list[int]] = {}
-            for (topic, partition), position in sorted(self.positions.entries(asked.group_id)):
-                if self._is_current(topic, position):
-                    listed.setdefault((topic, id_of(self.image, topic)), []).append(partition)
-            wanted.update(listed)
-        else:
-            for asked_topic in asked.topics:
-                name = self.image.name_of(asked_topic.topic_id) if by_id else asked_topic.name
-                topic_id = asked_topic.topic_id if by_id else id_of(self.image, name)
-                wanted[name, topic_id] = asked_topic.partition_indexes
-        return OffsetFetchResponseGroup(
-            group_id=asked.group_id,
-            topics=[
-                OffsetFetchResponseTopics(
-                    name=name,
-                    topic_id=topic_id,
-                    partitions=[
-                        self._fetched(asked.group_id, name, partition, require_stable, missing=by_id and not name)
-                        for partition in partitions
-                    ],
-                )
-                for (name, topic_id), partitions in wanted.items()
-            ],
-        )
-
-    def _fetched(
-        self, group_id: str, topic: str, partition: int, require_stable: bool, *, missing: bool
-    ) -> OffsetFetchResponsePartitions:
-        code, position = ErrorCode.NONE, None
-        if missing:
-            code = ErrorCode.UNKNOWN_TOPIC_ID
-        elif require_stable and any(it(group_id, topic, partition) for it in (self._unstable, self.is_owed)):
-            code = ErrorCode.UNSTABLE_OFFSET_COMMIT
-        else:
-            position = self.current(group_id, topic, partition)
-        if position is None:
-            return OffsetFetchResponsePartitions(
-                partition_index=partition, committed_offset=-1, metadata="", error_code=code
-            )
-        found = OffsetFetchResponsePartitions(
-            partition_index=partition,
-            committed_offset=position.offset,
-            committed_leader_epoch=position.leader_epoch,
-            metadata=position.metadata,
-        )
-        if position.ranges_since:
-            held = self.individual.of(group_id, (topic, partition), position)
-            found.committed_range_offsets = Ranges(held.copied())
-        if position.frontier is not None:
-            found.key_range_offsets = KeyRanges(position.frontier)
-        return found
-
-    def _unstable(self, group_id: str, topic: str, partition: int) -> bool:
+    def is_unstable(self, group_id: str, topic: str, partition: int) -> bool:
         """Whether a transaction has committed something that is not part of the position yet."""
         changes = self.in_transactions.of(group_id, (topic, partition))
         return self.positions.unstable(group_id, topic, partition) or next(changes, None) is not None
@@ -511,7 +442,7 @@ class Offsets:
     def current(self, group_id: str, topic: str, partition: int) -> Position | None:
         """A group's position in the topic that has the name now."""
         position = self.positions.get(group_id, topic, partition)
-        return position if position is not None and self._is_current(topic, position) else None
+        return position if position is not None and self.is_current(topic, position) else None
 
     def has_begun(self, group_id: str, topic: TopicImage) -> bool:
         """Whether a group has a position in an existing topic."""
@@ -525,7 +456,7 @@ class Offsets:
         found = (positions.get((topic.name, number)) for number in topic.readable)
         return any(position is not None and position.topic_id in ids for position in found)
 
-    def _is_current(self, topic: str, position: Position) -> bool:
+    def is_current(self, topic: str, position: Position) -> bool:
         """Whether a position is of the topic that has the name now."""
         now = id_of(self.image, topic)
         return position.topic_id == NO_TOPIC_ID or now in (position.topic_id, NO_TOPIC_ID)
@@ -585,7 +516,7 @@ class Offsets:
         entries = list(self.positions.entries(group_id))
         for (topic, partition), position in entries:
             used_ms = max(position.committed_at_ms, empty_since_ms)
-            if topic in read or used_ms > oldest_ms or self._unstable(group_id, topic, partition):
+            if topic in read or used_ms > oldest_ms or self.is_unstable(group_id, topic, partition):
                 continue
             if len(records) >= records_max:
                 break

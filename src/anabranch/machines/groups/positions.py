@@ -23,6 +23,8 @@ from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.lineage import Frontier
 
 NO_LAYOUT = -1
+NOT_BEGUN = -2
+"""As `Position.opened`: the coordinator wrote the position, and no client has committed one since."""
 POSITION_SIZE = 400
 """Bytes of memory for a position, with its place; a little more than was measured."""
 
@@ -36,7 +38,7 @@ class Position(NamedTuple):
     committed_at_ms: int = 0
     topic_id: UUID = NO_TOPIC_ID
     opened: int = NO_LAYOUT
-    """The newest layout whose gate was open when the coordinator handed the partition out (ADR 0033)."""
+    """The newest layout whose gate was open when the partition was handed out (ADR 0033); or `NOT_BEGUN`."""
     frontier: Frontier | None = None
     """The next offset by key, where it is not `offset` for all keys; `offset` is the lowest (ADR 0048)."""
     ranges_since: int = 0

@@ -54,6 +54,8 @@ class HeardResets:
             made = None if gates is None else gates.evaluated.get(topic_id)
             if not isinstance(group, ConsumerGroup) or gates is None or made is None or not _hears(gates, made):
                 self.keeper.hearing[topic_id].pop(group_id, None)
+                if gates is not None:  # From now on questions are not heard: those of what was handed out before, too.
+                    gates.begun.pop(topic_id, None)
                 continue
             start = self.keeper.starts.get(group_id, topic_id)
             if start is not None:

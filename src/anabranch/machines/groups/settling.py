@@ -55,9 +55,8 @@ class Settling:
         """By group: the topics that it subscribes to, as of its last change."""
         self._held: dict[str, dict[tuple[str, int], None]] = {}
         """By group: partitions of which an open transaction has committed offsets."""
-        self._unopened: dict[str, dict[tuple[str, int], None]] = {}
-        """By group: partitions whose log is not open."""
-        offsets.is_owed = self.is_owed
+        self._unopened: dict[str, dict[str, set[int]]] = {}
+        """By topic and group: partitions whose log is not open."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -117,10 +116,9 @@ class Settling:
             self._topics.update(dict.fromkeys(changed))
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
-        again = [group_id for group_id, some in self._unopened.items() if any(name in differing for name, _ in some)]
-        for group_id in again:  # A log may be open again.
-            del self._unopened[group_id]
-            self._left[group_id] = None
+        again = [self._unopened.pop(name) for name in differing if name in self._unopened]
+        for groups in again:  # A log may be open again.
+            self._left.update(dict.fromkeys(groups))
         if changed or again:
             self._some(draft, now_ms)
 
@@ -137,19 +135,28 @@ class Settling:
             self._some(draft, now_ms)
 
     def is_owed(self, group_id: str, name: str, number: int) -> bool:
-        """Whether a group is to be given a position in a partition that appeared later, and has none yet."""
+        """Whether a group is to be given a position in a partition that appeared later, and has none yet.
+
+        A classic group's leader may have assigned a partition that this coordinator has not heard of yet.
+        """
         at, topic = (name, number), self._offsets.image.by_name.get(name)
         if topic is None or self._offsets.current(group_id, *at) is not None:
             return False
-        if at in self._held.get(group_id, ()) or at in self._unopened.get(group_id, ()):
+        if at in self._held.get(group_id, ()) or number in self._unopened.get(name, {}).get(group_id, ()):
             return True
+        if number >= 0 and not topic.ever_had(number):
+            group = self._groups.get(group_id)
+            return isinstance(group, ClassicGroup) and bool(group.members)
         is_left = group_id in self._left and name in self._topics
         return is_left and topic.has(number) and not self._starts.existed(group_id, topic, number)
 
     def drop(self, group_id: str) -> None:
         """Forget a group that is no more."""
-        for known in (self._left, self._subscribed, self._held, self._unopened):
+        for known in (self._left, self._subscribed, self._held):
             known.pop(group_id, None)
+        for groups in self._unopened.values():
+            groups.pop(group_id, None)
+        self._unopened = {name: groups for name, groups in self._unopened.items() if groups}
 
     def decide_more(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Settle some of the groups that are left."""
@@ -199,13 +206,12 @@ class Settling:
         """
         if self._offsets.current(group_id, topic.name, number) is not None:
             return False
-        if topic.lineage is not None and number in topic.lineage.unknown:
-            put_off = self._unopened
+        if not topic.is_open(number) or (topic.lineage is not None and number in topic.lineage.unknown):
+            self._unopened.setdefault(topic.name, {}).setdefault(group_id, set()).add(number)
         elif self._offsets.positions.unstable(group_id, topic.name, number):
-            put_off = self._held
+            self._held.setdefault(group_id, {})[topic.name, number] = None
         else:
             return True
-        put_off.setdefault(group_id, {})[topic.name, number] = None
         self._topics[topic.name] = None
         return False
 

@@ -9,6 +9,7 @@ time of the records that were there when it began: a gate that waits for later o
 counts while the owner can be given the next record (`gates.can_go_on`), and up to when the owner last spoke (`speak`):
 of a member that is dead or stopped nobody knows whether it would have gone on, and its session says when others do.
 While a classic group rebalances it stands still: a member may have let go of all by then, and who is next is not known.
+So owners' times are not those of the clock, but of `Standing.time`, which leaves out all rebalances.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Watch:
     raw: int
     """The position before the leader's answer, -1 for the log start; of a shared partition what is done."""
     since_ms: int
-    """The time since which neither has changed."""
+    """The owners' time since which neither has changed."""
     position: int
     began_ms: int
     began_at: int
@@ -87,20 +88,10 @@ class Watch:
     """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
-    paused_ms: int | None = None
-    """The time since which the owner's time does not count; None while it does."""
 
-    def begin(self, now_ms: int, log_end: int) -> None:
+    def begin(self, since_ms: int, log_end: int) -> None:
         """Have the time of the owner begin anew."""
-        self.since_ms, self.end, self.later = now_ms, log_end, None
-        self.paused_ms = None if self.paused_ms is None else now_ms
-
-    def resume(self, now_ms: int) -> int:
-        """Have the time of the owner go on; for how long it did not count, in milliseconds."""
-        gap_ms = 0 if self.paused_ms is None else now_ms - self.paused_ms
-        self.since_ms, self.paused_ms = self.since_ms + gap_ms, None
-        self.later = self.later and (self.later[0] + gap_ms, self.later[1])
-        return gap_ms
+        self.since_ms, self.end, self.later = since_ms, log_end, None
 
     def rate(self, now_ms: int) -> float:
         """Offsets per second since the watch began."""
@@ -118,13 +109,31 @@ class Standing:
     stalls: dict[At, Stall] = field(default_factory=dict)
     watches: dict[At, Watch] = field(default_factory=dict)
     spoken: dict[str, int] = field(default_factory=dict)
-    """By member: the time at which it spoke last."""
+    """By member: the owners' time at which it spoke last."""
     heard: set[str] = field(default_factory=set)
     """The members that have received an answer of this coordinator: they spoke again after it."""
     unlearned: dict[str, set[At]] = field(default_factory=dict)
     """By member: the partitions that it was given in an answer after which it has not spoken again."""
+    stood_ms: int = 0
+    """For how long the owners' time has stood still, but for the last time if that is not over."""
+    still_ms: int | None = None
+    """The time since which it stands still; None while it goes on."""
     from_end: set[UUID] = field(default_factory=set)
     """The topics in which an owner without a commit was found behind a log start, as one that reads from the end is."""
+
+    # -- the owners' time ----------------------------------------------------------------------------------------------
+
+    def stand_still(self, is_still: bool, now_ms: int) -> None:
+        """Have the owners' time stand still, or go on: whatever began before goes on with it."""
+        if not is_still and self.still_ms is not None:
+            self.stood_ms += now_ms - self.still_ms
+            self.still_ms = None
+        elif is_still and self.still_ms is None:
+            self.still_ms = now_ms
+
+    def time(self, now_ms: int) -> int:
+        """The owners' time: that of the clock, less that in which it stood still."""
+        return (now_ms if self.still_ms is None else self.still_ms) - self.stood_ms
 
     # -- positions -----------------------------------------------------------------------------------------------------
 
@@ -202,7 +211,7 @@ class Standing:
         """
         at = topic.topic_id, partition
         end = min(topic.log_end(partition), topic.stable_end(partition))
-        self.tenures[at] = Tenure(member_id, now_ms, end, timeout_ms, is_whole)
+        self.tenures[at] = Tenure(member_id, self.time(now_ms), end, timeout_ms, is_whole)
 
     def give(self, topic: TopicImage, partition: int, member_id: str) -> None:
         """Note that a member is given a partition, and where that begins; what was noted of another owner is over."""
@@ -214,7 +223,7 @@ class Standing:
 
     def speak(self, member_id: str, now_ms: int) -> None:
         """Note that a member has spoken."""
-        self.spoken[member_id] = now_ms
+        self.spoken[member_id] = self.time(now_ms)
 
     def hear(self, member_id: str, now_ms: int) -> None:
         """Note that a member has received the last answer: its time in the partitions of that answer begins."""
@@ -222,7 +231,7 @@ class Standing:
         for at in self.unlearned.pop(member_id, ()):
             tenure = self.tenures.get(at)
             if tenure is not None and tenure.owner == member_id:
-                self.tenures[at] = tenure._replace(since_ms=now_ms)
+                self.tenures[at] = tenure._replace(since_ms=self.time(now_ms))
 
     def has_learned(self, member_id: str, at: At) -> bool:
         """Whether a member is known to have received the answer that gave it a partition."""
@@ -260,52 +269,42 @@ class Standing:
         *,
         log_end: int,
         until: int | None = None,
-        is_paused: bool = False,
     ) -> bool:
         """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
 
         `until`: the owner's own next closed gate; None while that is not decided. When it is further on, the time for
-        the records before it begins. `is_paused`: nobody knows the next owner; the time of the former one stands still,
-        and goes on if that is the next one, too.
+        the records before it begins. While the owners' time stands still nobody knows the next owner; that of the
+        former one goes on if that is the next one, too.
         """
-        watch = self.watches.get(at)
-        if is_paused:
+        watch, time_ms = self.watches.get(at), self.time(now_ms)
+        if self.still_ms is not None:
             owner = "" if watch is None else watch.owner
-        elif watch is not None:
-            self._go_on(at, watch.resume(now_ms))
         if watch is None:
-            self.watches[at] = Watch(owner, raw, now_ms, position, now_ms, position, log_end)
+            self.watches[at] = Watch(owner, raw, time_ms, position, now_ms, position, log_end)
         elif until is not None and until > watch.until:
-            watch.begin(now_ms, log_end)
+            watch.begin(time_ms, log_end)
         self.watches[at].until = self.watches[at].until if until is None else until
         if watch is None:
             return True
-        if is_paused and watch.paused_ms is None:
-            watch.paused_ms = now_ms
         if (watch.owner, watch.raw) != (owner, raw):
             watch.owner, watch.raw = owner, raw
-            watch.begin(now_ms, log_end)
+            watch.begin(time_ms, log_end)
             self.stalls.pop(at, None)
         elif watch.position == position:
             return False
         watch.position = position
         return True
 
-    def _go_on(self, at: At, gap_ms: int) -> None:
-        tenure = self.tenures.get(at)
-        if gap_ms and tenure is not None:
-            self.tenures[at] = tenure._replace(since_ms=tenure.since_ms + gap_ms)
-
     def is_overdue(self, at: At, timeout_ms: int, need: int, log_end: int, now_ms: int) -> bool:
         """Whether gates that wait on this partition, up to `need` (-1: nobody knows how far), open by time."""
         watch = self.watches[at]
-        if watch.paused_ms is not None:
+        if self.still_ms is not None:
             return False
         spoke_ms = self.spoken.get(watch.owner, NEVER)
         if watch.later is not None and is_stalled(watch.later[0], timeout_ms, spoke_ms):
             (watch.since_ms, watch.end), watch.later = watch.later, None
         if watch.later is None and (log_end if need < 0 else need) > watch.end:
-            watch.later = now_ms, log_end
+            watch.later = self.time(now_ms), log_end
         return bool(watch.owner) and watch.position < log_end and is_stalled(watch.since_ms, timeout_ms, spoke_ms)
 
     def stall(self, at: At, reached: int, done_below: Callable[[int], int]) -> bool:
@@ -327,11 +326,11 @@ class Standing:
         Any other is kept for a while: between two questions of a member nothing waits, and the time for which the
         position has not changed must not begin anew with every question.
         """
-        kept = {*wanted, *self.stalls}
+        kept, time_ms = {*wanted, *self.stalls}, self.time(now_ms)
         for at, watch in list(self.watches.items()):
             if at in kept:
                 watch.unwanted_ms = None
             elif watch.unwanted_ms is None:
-                watch.unwanted_ms = now_ms
-            elif now_ms - watch.unwanted_ms >= ASKED_AGAIN_MS:
+                watch.unwanted_ms = time_ms
+            elif time_ms - watch.unwanted_ms >= ASKED_AGAIN_MS:
                 del self.watches[at]

@@ -119,12 +119,15 @@ class Images:
         if ordered and len(layouts) > 1:
             lineage = lineage_prepared(topic, self._peers.cuts)
             complete = complete and not lineage.unknown
+        elif len(layouts) > 1:
+            complete = complete and all(self._peers.is_open(topic.name, number) for number in visible)
         image = TopicImage(
             topic_id=topic.topic_id,
             name=topic.name,
             partitions=range(count) if len(visible) >= count else tuple(visible),
             retiring=tuple(visible[bisect_left(visible, count) :]),
             lineage=lineage,
+            is_open=partial(self._peers.is_open, topic.name),
             log_start=partial(self._peers.log_start, topic.name),
             log_end=partial(self._peers.log_end, topic.name),
             stable_end=partial(self._peers.stable_end, topic.name),

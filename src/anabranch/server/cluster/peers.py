@@ -61,6 +61,9 @@ class Peers(Protocol):
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """The cuts of a partition for the published layouts of its topic; None while its leader does not know them."""
 
+    def is_open(self, topic: str, partition: int) -> bool:
+        """Whether a partition's log is open: what is told of its offsets is known."""
+
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset of a partition's log; 0 where it is not known now."""
 
@@ -142,6 +145,11 @@ class LocalPeers:
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """As `Peers.cuts`; None while the log of the partition cannot be opened."""
         return cuts_of(self._replicas.get(topic.name, partition), topic)
+
+    def is_open(self, topic: str, partition: int) -> bool:
+        """As `Peers.is_open`."""
+        found = self._replicas.get(topic, partition)
+        return found is not None and found.offline_reason is None
 
     def log_start(self, topic: str, partition: int) -> int:
         """As `Peers.log_start`."""

@@ -10,6 +10,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.image import Image
+from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settings import GroupSettings
@@ -89,7 +90,8 @@ def fetch(
         member_epoch=epoch,
         topics=[OffsetFetchRequestTopics(name="foo", partition_indexes=[0])],
     )
-    answer = offsets.fetch(group, asked, require_stable=stable, version=9)
+    fetches = OffsetFetches(offsets, lambda *_: False)
+    answer = fetches.fetch(group, asked, require_stable=stable, version=9)
     if answer.error_code:
         return answer.error_code, 0, -1
     found = answer.topics[0].partitions[0]

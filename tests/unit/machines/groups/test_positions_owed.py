@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.join_group import JoinGroupResponse
@@ -18,7 +20,9 @@ from tests.unit.machines.groups.test_starts import (
     LOOK_MS,
     PRODUCER,
     Topic,
+    assigned,
     commit_in_transaction,
+    committed,
     made_again,
     unopened,
 )
@@ -26,11 +30,13 @@ from tests.unit.machines.groups.test_starts import (
 OWED = -1, ErrorCode.UNSTABLE_OFFSET_COMMIT
 
 
-def fetched(world: Asking, numbers: Iterable[int]) -> Mapping[int, tuple[int, ErrorCode]]:
-    """What a member that asks for stable offsets is told."""
+def fetched(
+    world: Asking, numbers: Iterable[int], *, stable: bool = True, version: int = 8
+) -> Mapping[int, tuple[int, ErrorCode]]:
+    """What a member is told that asks for stable offsets, or for any."""
     topics = [OffsetFetchRequestTopics(name="foo", partition_indexes=list(numbers))]
     asked = OffsetFetchRequestGroup(group_id=GROUP, topics=topics)
-    found = world.coordinator.offset_fetch(asked, True, 8, world.now_ms)
+    found = world.coordinator.offset_fetch(asked, stable, version, world.now_ms)
     return {it.partition_index: (it.committed_offset, ErrorCode(it.error_code)) for it in found.topics[0].partitions}
 
 
@@ -57,6 +63,118 @@ def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_whi
     world.set_topics(topic.image())
     world.advance(100)
     assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(7, "UNSTABLE_OFFSET_COMMIT"), (6, "COORDINATOR_LOAD_IN_PROGRESS"), (1, None)]
+)
+def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int, code: str | None) -> None:
+    """Most clients do not, as they come. Before version 7 they know no such error, and ask for all again."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    join(world, "foo-0 foo-1")
+    said = ErrorCode[code or "COORDINATOR_LOAD_IN_PROGRESS"]
+    told = fetched(world, [0, 1], stable=False, version=version)
+    assert told == {0: (2, ErrorCode.NONE) if version >= 7 else (-1, said), 1: (-1, said)}
+    made_again(topic)
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert fetched(world, [0, 1], stable=False, version=version) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
+
+
+def test_nor_is_one_whose_leader_knows_a_later_partition_before_the_coordinator() -> None:
+    """Any broker tells clients of a resize; this one has not heard of it yet."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    after = topic.resize(2)
+    topic.ends[1] = 7
+    assert fetched(world, [1]) == {1: (-1, ErrorCode.NONE)}, "nobody is a member"
+    join(world, "foo-0 foo-1")
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    world.set_topics(after)
+    world.advance(100)
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (0, ErrorCode.NONE)}
+
+
+def test_a_log_that_is_not_open_gets_no_position_where_no_order_is_kept_either() -> None:
+    """It was written at 0, where the log does not begin: out of range, so that `latest` took the rest."""
+    topic = Topic(ordered=False)
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made_again(topic)
+    opened = topic.image().by_name["foo"]
+    world.set_topics(Image(topic.version, {"foo": replace(opened, is_open=lambda number: number != 1)}))
+    join(world, "foo-0 foo-1")
+    assert committed(world) == {0: 2} and fetched(world, [1]) == {1: OWED}
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert committed(world) == {0: 2, 1: 20}
+
+
+def test_nor_is_a_partition_handed_out_whose_log_is_not_open_where_no_order_is_kept() -> None:
+    topic = Topic(ordered=False)
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    made_again(topic)
+    opened = topic.image().by_name["foo"]
+    world.set_topics(Image(topic.version, {"foo": replace(opened, is_open=lambda number: number != 1)}))
+    a = settle(world, "A", a)
+    assert assigned(world) == "foo-0" and committed(world) == {}
+    world.set_topics(topic.image())
+    world.advance(LOOK_MS)
+    settle(world, "A", a)
+    assert assigned(world) == "foo-0 foo-1" and committed(world) == {1: 20}
+
+
+@pytest.mark.parametrize("is_classic", [False, True])
+@pytest.mark.parametrize("fails_over", [False, True])
+def test_what_is_deleted_before_a_later_partition_is_read_is_not_where_it_begins(
+    is_classic: bool, fails_over: bool
+) -> None:
+    """With what was deleted the old layouts went, so that nothing said any more that the partition had waited."""
+    topic = Topic()
+    world = Asking(topic.image())
+    topic.ends[0] = 5
+    a = 0 if is_classic else settle(world, "A", world.join("A").member_epoch)
+    world.commit("" if is_classic else "A", a or -1, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends = {0: 12, 1: 9}
+    assert committed(world) == {0: 2, 1: 0}
+    topic.starts = {0: 7, 1: 6}
+    topic.counts, topic.cuts = [2], []
+    folded = replace(topic.image().by_name["foo"], initial=1)
+    image = Image(topic.version, {"foo": folded})
+    if fails_over:
+        world.image = image
+        world.reload()
+    else:
+        world.set_topics(image)
+    if is_classic:
+        join(world, "foo-0 foo-1")
+    else:
+        settle(world, "A", world.beat("A", a).member_epoch)
+        assert assigned(world) == "foo-0 foo-1" and committed(world) == {0: 2, 1: 6}
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (6, ErrorCode.NONE)}
+
+
+def test_an_offset_that_a_client_has_committed_stays_where_it_is_when_its_record_is_deleted() -> None:
+    """`auto.offset.reset` is for that."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 9
+    world.commit("", -1, 1, 3)
+    topic.starts[1] = 6
+    assert fetched(world, [1]) == {1: (3, ErrorCode.NONE)}
 
 
 def test_a_classic_member_is_not_told_so_between_the_end_of_a_transaction_and_the_decision_that_follows() -> None:

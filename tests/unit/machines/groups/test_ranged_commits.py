@@ -399,11 +399,10 @@ def test_ranges_of_a_transaction_count_when_it_is_committed() -> None:
     answer = group.commit_later(7, [(43, 44)], [keys(4, 7, 90)])
     assert (answer.error_code, answer.last_stable_offset) == (ErrorCode.NONE, 43)
     assert group.fetched().committed_offset == 43
-    asked = group.coordinator.offsets._fetched("g", "foo", 0, True, missing=False)
-    assert asked.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    assert group.fetched(stable=True).error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
     group.end(7, committed=True)
     assert group.fetched().committed_offset == 48 and group.ranges() == [(50, 50)]
-    assert group.coordinator.offsets._fetched("g", "foo", 0, True, missing=False).error_code == ErrorCode.NONE
+    assert group.fetched(stable=True).error_code == ErrorCode.NONE
 
 
 def test_ranges_of_an_aborted_transaction_do_not_count() -> None:

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.support.groups import GROUP
+from anabranch.machines.groups.classic import ClassicGroup
+from anabranch.machines.groups.settings import GroupSettings
+from anabranch.protocol.messages.join_group import JoinGroupResponse
+from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from tests.support.groups import GROUP, assignment, subscription
 from tests.unit.machines.groups.test_positions_asked import Asking, settle
 from tests.unit.machines.groups.test_starts import FOO, TIMEOUT_MS, Topic, assigned, committed
 
@@ -244,3 +248,52 @@ def test_a_question_for_the_end_by_an_owner_that_was_not_heard_all_the_time_says
     world.advance(500)
     settle(world, "A", epoch)
     assert committed(world) == {0: 5, 1: 0}
+
+
+def test_what_owners_ask_while_a_group_is_a_classic_one_is_not_taken_for_heard() -> None:
+    """A question of before, that nobody asked, was still waited for: `endOffsets` afterwards made the group a late one.
+
+    Partition 1 waits for 0. Of 0 nobody has committed anything: B was handed it, and is gone; A begins at its start.
+    """
+    topic = Topic()
+    topic.ends = {0: 50}
+    topic.resize(2)
+    topic.ends = {0: 60, 1: 30}
+    world = Asking(topic.image(), GroupSettings(consumer_migration_policy="bidirectional"))
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3, fresh="A")
+    world.advance(3_001)
+    a = (joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]).member_id
+
+    def again(owned: str) -> int:
+        """Have A join again, with what it has; its generation."""
+        joining = world.join_classic(a, {"range": subscription("foo", owned=owned)}, version=3)
+        joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+        handed = [SyncGroupRequestAssignment(member_id=a, assignment=assignment(owned))]
+        world.sync_classic(a, joined.generation_id, handed)
+        return joined.generation_id
+
+    def pass_by(member: str, epoch: int, generation: int) -> int:
+        for _ in range(4):
+            world.advance(1_000)
+            world.beat_classic(a, generation)
+            epoch = settle(world, member, epoch)
+        return epoch
+
+    again("")
+    b = world.join("B").member_epoch
+    pass_by("B", b, again(""))
+    assert assigned(world, "B") == "foo-0"
+    world.leave("B")
+    assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
+    again("foo-0")
+    if world.coordinator.awaits_resets(FOO):
+        world.submit(lambda machine: machine.reset_heard(FOO, {0: EARLIEST}, "classic", "/host"))
+    c = world.join("C").member_epoch
+    generation = again("foo-0")
+    c = pass_by("C", c, generation)
+    said = world.group.members[a].described
+    world.submit(lambda machine: machine.reset_heard(FOO, {0: LATEST}, said.client_id, said.client_host))
+    world.commit(a, world.group.members[a].epoch, 0, 60)
+    pass_by("C", c, generation)
+    assert assigned(world, "C") == "foo-1"
+    assert committed(world).get(1, 0) == 0, "its records are not skipped"

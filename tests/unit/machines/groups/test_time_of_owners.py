@@ -266,6 +266,58 @@ def test_the_time_of_a_classic_owner_goes_on_after_a_rebalance() -> None:
     assert TIMEOUT_MS <= world.now_ms - began_ms <= TIMEOUT_MS + 30_000
 
 
+@pytest.mark.parametrize("rebalance_s", [0, 8, 12, 40])
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_the_time_of_a_classic_owner_counts_none_of_a_rebalance_in_which_nobody_asks(
+    rebalance_s: int, has_committed: bool
+) -> None:
+    """Questions end with it. What was known of the owner was dropped after 10 s of it, or its time went on."""
+    world = Asking(image_of(1, 2))
+    reads = {"range": subscription("foo")}
+    joins = [world.join_classic("", reads, version=3, fresh=name, session_timeout_ms=300_000) for name in "ab"]
+    world.advance(6_001)
+    stock, ours = (world.answers[join] for join in joins)
+    members = stock.member_id, ours.member_id
+    handed = [
+        SyncGroupRequestAssignment(member_id=member_id, assignment=assignment(owned))
+        for member_id, owned in zip(members, ("foo-1", "foo-0"), strict=True)
+    ]
+
+    def synced(joined: JoinGroupResponse) -> int:
+        for member_id in sorted(members, key=lambda member_id: member_id == joined.leader):
+            world.sync_classic(member_id, joined.generation_id, handed if member_id == joined.leader else [])
+        return joined.generation_id
+
+    generation = synced(stock)
+    world.set_topics(image_of(2, 2, 1, before=5))
+    if has_committed:
+        world.commit(members[0], generation, 1, 3)
+
+    def counts(seconds: int) -> bool:
+        """Whether the owner's position counts by time within so many seconds."""
+        for _ in range(seconds):
+            asked = world.ask(members[1], generation, needs=[(1, 3 if has_committed else 0)], wait_ms=900)
+            world.advance(1_000)
+            for member_id in members:
+                world.beat_classic(member_id, generation)
+            said = world.told_of(asked)[0]
+            if said[2] > 3 or said[3]:
+                return True
+        return False
+
+    assert not counts(5)
+    other = world.join_classic("", reads, version=3, fresh="c", session_timeout_ms=300_000)
+    world.join_classic(members[1], reads, version=3, session_timeout_ms=300_000)
+    for _ in range(rebalance_s):
+        world.advance(1_000)
+        world.beat_classic(members[0], generation)
+    joining = world.join_classic(members[0], reads, version=3, session_timeout_ms=300_000)
+    generation = synced(joining if isinstance(joining, JoinGroupResponse) else world.answers[joining])
+    world.sync_classic(world.answers[other].member_id, generation)
+    assert not counts(TIMEOUT_MS // 1_000 - 5 - 2)
+    assert counts(10)
+
+
 def test_the_time_of_an_owner_does_not_count_while_a_transaction_is_open() -> None:
     """It reads what is committed: there is nothing that it could commit. Afterwards its time counts from the start."""
     open_at = [3]

@@ -70,6 +70,9 @@ class PromptPeers:
     def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> Mapping[int, int]:
         return {}
 
+    def is_open(self, topic: str, partition: int) -> bool:
+        return True
+
     def log_start(self, topic: str, partition: int) -> int:
         return 0
 

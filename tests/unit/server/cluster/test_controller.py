@@ -300,6 +300,9 @@ class ForgetfulPeers:
     def cuts(self, topic: Topic, partition: int) -> None:
         return None
 
+    def is_open(self, topic: str, partition: int) -> bool:
+        return True
+
     def log_start(self, topic: str, partition: int) -> int:
         return 0
 

@@ -35,6 +35,9 @@ class Leaders:
         runs = topic.ended.get(partition, ())
         return Cuts.of((run.layout, 10 * partition + 5) for run in runs if run.layout < topic.newest)
 
+    def is_open(self, topic: str, partition: int) -> bool:
+        return self.known
+
     def log_start(self, topic: str, partition: int) -> int:
         return 3
 
@@ -128,6 +131,25 @@ def test_a_topic_without_ordered_delivery_has_no_lineage() -> None:
     change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
     cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
     assert images.newest().by_name["t"].lineage is None
+
+
+def test_a_topic_without_ordered_delivery_is_looked_at_again_until_all_its_logs_are_open() -> None:
+    """What is told of a log that is not open is 0: no position may be made of it."""
+    cluster = Published(partitions=1)
+    images, leaders = images_of(cluster)
+    change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
+    cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
+    leaders.known = False
+    cluster.resize(2)
+    cluster.run()
+    closed = images.newest().by_name["t"]
+    assert not closed.is_open(1)
+    leaders.known = True
+    cluster.view.update(ClusterUpdate())
+    opened = images.newest().by_name["t"]
+    assert opened is not closed and opened.is_open(1)
+    cluster.view.update(ClusterUpdate())
+    assert images.newest().by_name["t"] is opened
 
 
 def test_only_the_topics_that_an_update_names_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
