@@ -81,8 +81,8 @@ class OffsetRequests:
     def name_ranges(self, request: TxnOffsetCommitRequest, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Write, outside of the transaction, the positions that the request's ranges go with."""
         draft: Draft[CoordinatorRecord] = Draft()
-        request = bounded(self.groups.get(request.group_id), self.offsets.image, request)
-        draft.write(*self.offsets.named(request, now_ms))
+        group = self.groups.get(request.group_id)
+        draft.write(*self.offsets.named(group, bounded(group, self.offsets.image, request), now_ms))
         return draft.outcome(None)
 
     def txn_offset_commit(

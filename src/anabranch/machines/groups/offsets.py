@@ -284,17 +284,22 @@ class Offsets:
         self.counts["commit"] += 1
         return Answered(index, ErrorCode.NONE, position.offset)
 
-    def named(self, request: TxnOffsetCommitRequest, now_ms: int) -> list[CoordinatorRecord]:
+    def named(self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int) -> list[CoordinatorRecord]:
         """The positions to write, outside of the transaction, before it commits ranges: they name what goes with them.
 
-        They also say where a group begins that has committed nothing, whatever becomes of the transaction.
+        They also say where a group begins that has committed nothing, whatever becomes of the transaction. None is
+        written that would overtake what an open transaction has committed.
         """
         records: list[CoordinatorRecord] = []
+        if self._transaction_error(group, request):
+            return records
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
             for part in topic.partitions:
                 index = part.partition_index
                 if known is None or not known.ever_had(index) or not (part.offset_ranges or part.key_range_offsets):
+                    continue
+                if self.positions.unstable(request.group_id, known.name, index):
                     continue
                 before = self.current(request.group_id, known.name, index)
                 if before is None and self._room.is_full:
@@ -335,9 +340,19 @@ class Offsets:
         now_ms: int,
         draft: Draft[CoordinatorRecord],
     ) -> Answered:
-        """Add the record of a commit by ranges that counts with its transaction; `named` goes before."""
+        """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
+
+        Where the transaction itself has committed an offset before, its ranges go with that, and need no name. Where
+        another one has, what they go with is not known before that has ended.
+        """
         index = part.partition_index
         before = self.current(group_id, topic.name, index)
+        if before is None or not before.ranges_since:
+            if self.positions.unstable(group_id, topic.name, index, but=producer_id):
+                message = "Another transaction has committed an offset of the partition: try again when it has ended."
+                return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=message)
+            if self.positions.unstable(group_id, topic.name, index):
+                before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit

@@ -122,9 +122,10 @@ class Positions:
         """A group's position."""
         return self._of(group_id).get((topic, partition))
 
-    def unstable(self, group_id: str, topic: str, partition: int) -> bool:
-        """Whether an open transaction has committed another position."""
-        return (topic, partition) in self._pending_in.get(group_id, ())
+    def unstable(self, group_id: str, topic: str, partition: int, *, but: int = -1) -> bool:
+        """Whether an open transaction, of another producer than `but`, has committed another position."""
+        pending = self._pending_in.get(group_id, {}).get((topic, partition), {})
+        return len(pending) > (but in pending)
 
     def has_pending(self, group_id: str) -> bool:
         """Whether an open transaction has committed anything for the group."""

@@ -453,6 +453,42 @@ def test_a_rewind_voids_what_open_transactions_have_committed_by_ranges() -> Non
     assert group.fetched().committed_offset == 20
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_ranges_do_not_overtake_what_another_transaction_has_committed(is_committed: bool) -> None:
+    """The position that names what goes with them was written at once, and the other one's offset dropped."""
+    group = RangedGroup()
+    group.committed(40)
+    assert group.commit_later(1, offset=45).error_code == ErrorCode.NONE
+    assert group.commit_later(2, shares=[keys(0, 7, 60)]).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    group.end(1, committed=is_committed)
+    stable = 45 if is_committed else 40
+    assert group.fetched().committed_offset == stable
+    assert group.commit_later(2, [(stable, 52)]).error_code == ErrorCode.NONE
+    group.end(2, committed=True)
+    assert group.fetched().committed_offset == 53
+
+
+@pytest.mark.parametrize("begun", [None, 40])
+def test_ranges_of_a_transaction_go_with_an_offset_that_it_has_committed_before(begun: int | None) -> None:
+    group = RangedGroup()
+    if begun is not None:
+        group.committed(begun)
+    assert group.commit_later(1, offset=45).error_code == ErrorCode.NONE
+    assert group.commit_later(1, shares=[keys(0, 7, 60)]).error_code == ErrorCode.NONE
+    group.end(1, committed=True)
+    told = group.fetched()
+    assert told.committed_offset >= 45 and (told.key_range_offsets or told.committed_offset == 60)
+
+
+def test_a_zombie_says_nothing_of_where_a_group_begins() -> None:
+    """Its offset was written as the group's first one, though its commit was refused."""
+    group = RangedGroup()
+    member(group, A=5)
+    answer = group.commit_later(7, [(90, 92)], offset=90, member="A", epoch=4)
+    assert answer.error_code == ErrorCode.STALE_MEMBER_EPOCH
+    assert group.fetched().committed_offset == -1
+
+
 def test_a_zombies_transaction_commits_no_ranges_and_wrong_ones_are_refused() -> None:
     group = started()
     member(group, A=5)
