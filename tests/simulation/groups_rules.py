@@ -614,6 +614,7 @@ class Rules:
             if held not in self._held or self._held[held].owner != owner:
                 again = self._parted.pop(held, None) == owner and isinstance(machine.groups[group_id], ClassicGroup)
                 self._held[held] = _Held(owner, self.now_ms, self.now_ms)
+                self._waits_idly.pop(held, None)
                 self._show_owner(held, is_owned=True, again=again)
 
     def _show_owner(self, held: tuple[str, UUID, int], *, is_owned: bool, again: bool = False) -> None:
