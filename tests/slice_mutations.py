@@ -97,4 +97,17 @@ COOPERATIVE = (
         (),
         f"{WIRE}::test_where_a_group_begins_is_decided_once",
     ),
+    Mutation(
+        "a commit of slices that had to wait names the topic that has their name by then",
+        (
+            Edit(
+                "client/consumer/cooperative.py",
+                "            began_ms = context.now_ms()\n",
+                "            ids, began_ms = self.fetches.topic_ids, context.now_ms()\n",
+            ),
+        ),
+        (),
+        "tests/end_to_end/test_what_consumers_leave.py"
+        "::test_what_is_done_of_slices_is_not_done_in_the_new_topic_where_its_commit_had_to_wait",
+    ),
 )

@@ -120,6 +120,36 @@ def test_what_is_done_of_slices_is_not_done_in_the_topic_that_is_created_again(
     asyncio.run(scenario())
 
 
+def test_what_is_done_of_slices_is_not_done_in_the_new_topic_where_its_commit_had_to_wait(
+    broker: BrokerProcess,
+) -> None:
+    """Its slices were those of the deleted topic, and its id that of the new one."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        settings: dict[str, Any] = {"share": "any", "enable_auto_commit": False} | SOON
+        async with Consumer(broker.address, group_id=GROUP, **settings) as consumer:
+            consumer.subscribe(TOPIC)
+            await polled(consumer, 30, "old")
+            group = consumer._cooperative
+            assert group is not None
+            before = group.fetches.topic_ids[TOPIC]
+            async with group._committing:  # As while an earlier commit is tried again.
+                committing = asyncio.create_task(consumer.commit())
+                await asyncio.sleep(0)
+                await make_again(broker.address, 0)
+                async with asyncio.timeout(20):
+                    while group.fetches.topic_ids.get(TOPIC, before) == before:
+                        await consumer.poll(0.2)
+            with pytest.raises(ApiError) as refused:
+                await committing
+            assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_ID
+            await put(broker.address, 30, "new")
+            assert len({it.value for it in await polled(consumer, 30, "new")}) == 30
+
+    asyncio.run(scenario())
+
+
 def test_a_loop_that_goes_on_does_not_go_back_in_the_topic_that_is_created_again(broker: BrokerProcess) -> None:
     """Where it stood in the deleted topic was where the new one began."""
 

@@ -139,10 +139,11 @@ class CooperativeGroup(Group):
         Raises `ApiError` if it fails.
         """
         context = self._context
+        ids = self.fetches.topic_ids  # While this waits for its turn, a topic may be created again.
         refused: list[Part] = []
         deadline = context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
         async with self._committing:
-            ids, began_ms = self.fetches.topic_ids, context.now_ms()
+            began_ms = context.now_ms()
             work = deque(_requests(parts))
             while work:
                 pending = work.popleft()
