@@ -5,7 +5,7 @@ Real brokers see each from outside; no simulator has these rules, which are of d
 
 from __future__ import annotations
 
-from tests.support.mutations import Edit, Mutation
+from tests.support.mutations import PYTEST, Edit, Mutation
 
 CHECKING = "machines/partition/checking.py"
 APPENDING = "machines/partition/appending.py"
@@ -27,6 +27,7 @@ BOUNDS = "tests/end_to_end/test_bounds.py"
 WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
 AGAIN = "tests/end_to_end/test_topics_created_again.py"
+HANDOUT = "tests/unit/client/consumer/test_handout.py"
 LEFT = "tests/end_to_end/test_what_consumers_leave.py"
 APPENDER = "server/partitions/appending.py"
 
@@ -558,6 +559,18 @@ RELIABILITY = (
             "        if before is None or before.topic_id == info.topic_id or ",
             "        if before is None or before.topic_id or ",
         ),
+    ),
+    Mutation(
+        "records count as returned while their poll goes on",
+        (
+            Edit(
+                "client/consumer/handout.py",
+                "self._unyielded.setdefault(TopicPartition(part.topic, part.partition), records[0].offset)",
+                "pass",
+            ),
+        ),
+        (*PYTEST, f"{HANDOUT}::test_what_a_poll_has_yet_to_return_is_not_consumed_and_comes_again_where_it_never_does"),
+        f"{LEFT}::test_a_poll_that_is_cancelled_loses_no_records[meanwhile]",
     ),
     _seen(
         "what has changed on the disk is given on under a new checksum",

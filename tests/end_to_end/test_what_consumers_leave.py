@@ -247,31 +247,56 @@ def test_a_poll_that_meets_a_damaged_batch_loses_no_records_of_others(broker: Br
     asyncio.run(scenario())
 
 
-def test_a_poll_that_is_cancelled_loses_no_records(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def fetched(consumer: Consumer) -> None:
+    """Assign both topics, and wait for the records of both."""
+    consumer.assign(["a", "b"])
+    await asyncio.gather(consumer.position("a", 0), consumer.position("b", 0))
+    async with asyncio.timeout(20):
+        while len(consumer._driver.deliverable()) < 2:
+            await asyncio.sleep(0.05)
+
+
+def hold_up_the_second(patched: pytest.MonkeyPatch) -> asyncio.Event:
+    """Have the decoding of the second part never end; return what is set when it begins."""
+    began = asyncio.Event()
+    decoded: list[Any] = []
+    table_beside = Handout.table_beside
+
+    async def once(self: Handout, parts: Any, *given: Any) -> Any:
+        if decoded:
+            began.set()
+            await asyncio.sleep(60)
+        decoded.append(parts)
+        return await table_beside(self, parts, *given)
+
+    patched.setattr(Handout, "table_beside", once)
+    return began
+
+
+@pytest.mark.parametrize("commits", ["afterwards", "meanwhile"])
+def test_a_poll_that_is_cancelled_loses_no_records(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, commits: str
+) -> None:
     """One part was handed out when it was cancelled while the next one was decoded, and was committed as returned."""
 
     async def scenario() -> None:
         await two_topics(broker.address)
-        async with Consumer(broker.address, group_id=GROUP, **SOON) as consumer:
-            moved: list[int] = []
-            table_beside = Handout.table_beside
-
-            async def once(self: Handout, *given: Any) -> Any:
-                moved.append(sum(consumer._fetcher.positions().values()))
-                if len(moved) > 1:
-                    await asyncio.sleep(60)
-                return await table_beside(self, *given)
-
-            consumer.assign(["a", "b"])
-            await asyncio.gather(consumer.position("a", 0), consumer.position("b", 0))
-            await asyncio.sleep(2)  # Both are fetched.
+        async with Consumer(broker.address, group_id=GROUP, enable_auto_commit=False, **SOON) as consumer:
+            await fetched(consumer)
             with monkeypatch.context() as patched:
-                patched.setattr(Handout, "table_beside", once)
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(5):
-                        await consumer.poll(10)
-            assert moved == [0, 20], "nothing was handed out before"
+                began = hold_up_the_second(patched)
+                polling = asyncio.create_task(consumer.poll(10))
+                await asyncio.wait_for(began.wait(), 20)
+                assert sum(consumer._fetcher.positions().values()) == 20, "nothing was handed out before"
+                if commits == "meanwhile":
+                    await consumer.commit()
+                polling.cancel()
+                await asyncio.wait([polling])
             await consumer.commit()
-            assert len({(it.topic, it.offset) for it in await polled(consumer, 40)}) == 40
+            if commits == "afterwards":
+                assert len({(it.topic, it.offset) for it in await polled(consumer, 40)}) == 40
+        async with Consumer(broker.address, group_id=GROUP, **SOON) as following:
+            following.assign(["a", "b"])
+            assert len({(it.topic, it.offset) for it in await polled(following, 40)}) == 40
 
     asyncio.run(scenario())

@@ -145,6 +145,7 @@ class SharingClient(Client):
                 tp = TopicPartition(part.topic, part.partition)
                 self._handed[tp] = self.host.fetcher.position(tp) or 0
                 self._handed_count += 1
+        self.host.handout.returned()
         for record in found:
             self._finished(record, self._handed_one(record))
         return bool(parts)

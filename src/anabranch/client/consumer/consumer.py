@@ -328,20 +328,16 @@ class Consumer:
         if error is not None:
             raise error
         found: list[Record] = []
-        try:
-            for part in await self._driver.gather(timeout_s):
-                if len(found) >= room:
-                    break
-                if self._fetcher.is_next(part):
-                    try:
-                        await self._handout.hand_out_some(part, room - len(found), found)
-                    except AnabranchError as met:
-                        error = met
-        except BaseException:
-            if found:
-                self._handout.not_returned(found)
-            raise
+        for part in await self._driver.gather(timeout_s):
+            if len(found) >= room:
+                break
+            if self._fetcher.is_next(part):
+                try:
+                    await self._handout.hand_out_some(part, room - len(found), found)
+                except AnabranchError as met:
+                    error = met
         self._driver.pump()
+        self._handout.returned()
         if error is not None:
             if not found:
                 raise error

@@ -50,17 +50,24 @@ class Handout:
         self._skips: dict[TopicPartition, Ranges] = {}
         """Committed ranges above the stable offset, ascending."""
         self._unyielded: dict[TopicPartition, int] = {}
-        """Per partition under iteration, the offset of the next record the loop has not reached."""
+        """Per partition, the offset of the first record that a poll has yet to return, or a loop to reach."""
 
     async def hand_out_some(self, part: Deliverable, room: int, found: list[Record]) -> None:
-        """Append at most `room` records of a part to `found`; keep the remaining rows decoded."""
+        """Append at most `room` records of a part to `found`; keep the remaining rows decoded.
+
+        They are returned to the application with the call of `returned`: until then, commits leave them out, and
+        another poll begins with them.
+        """
         from anabranch.client.consumer.tables import records_of
 
         left = await self._left_of(part)
         if left is not None:
             rows = left.rows.slice(left.first, room)
-            found += records_of(part, rows)
+            records = records_of(part, rows)
             self._pass(part, left, rows)
+            if records:
+                self._unyielded.setdefault(TopicPartition(part.topic, part.partition), records[0].offset)
+                found += records
 
     async def take_some(
         self, part: Deliverable, tracker: Tracker, records_max: int, leases: Iterator[int]
@@ -174,12 +181,12 @@ class Handout:
                     unyielded[tp] = offset
             yield record
 
-    def not_returned(self, records: Sequence[Record]) -> None:
-        """Have records handed out again: the poll that was to return them did not."""
-        self._unyielded = {TopicPartition(it.topic, it.partition): it.offset for it in reversed(records)}
+    def returned(self) -> None:
+        """Note that the poll returns what was handed out."""
+        self._unyielded = {}
 
     def go_back(self) -> None:
-        """Move the positions back to the records that an abandoned loop did not reach."""
+        """Move the positions back to the records that an abandoned loop did not reach, or a poll did not return."""
         unyielded, self._unyielded = self._unyielded, {}
         for tp, offset in unyielded.items():
             if tp in self._fetcher.assignment:

@@ -58,6 +58,27 @@ def test_a_loop_that_was_left_is_gone_back_to() -> None:
     assert fetcher.positions()[P0] == 99, "only once"
 
 
+def test_what_a_poll_has_yet_to_return_is_not_consumed_and_comes_again_where_it_never_does() -> None:
+    fetcher, handout = reading()
+
+    async def poll() -> list[int]:
+        handout.go_back()
+        fetch = fetcher.drain(0).fetches[0]
+        answer = FetchResult(ErrorCode.NONE, batch([b"a", b"b", b"c"]), 3, 3, 0)
+        fetcher.answered(fetch.request_id, ErrorCode.NONE, 0, {P0: answer}, 0)
+        found: list[Record] = []
+        for part in fetcher.deliverable():
+            await handout.hand_out_some(part, 2, found)
+        return [it.offset for it in found]
+
+    fetcher.seek(P0, 0)
+    for _ in range(2):
+        assert asyncio.run(poll()) == [0, 1]
+        assert fetcher.positions()[P0] == 2 and handout.consumed()[P0] == handout.consumed_of(P0) == 0
+    handout.returned()
+    assert handout.consumed()[P0] == 2
+
+
 def test_partitions_that_were_taken_back_are_not_gone_back_to() -> None:
     fetcher, handout = reading()
     next(handout.one_by_one(POLLED))
