@@ -572,6 +572,12 @@ RELIABILITY = (
         (*PYTEST, f"{HANDOUT}::test_what_a_poll_has_yet_to_return_is_not_consumed_and_comes_again_where_it_never_does"),
         f"{LEFT}::test_a_poll_that_is_cancelled_loses_no_records[meanwhile]",
     ),
+    Mutation(
+        "where a loop was left counts after a seek",
+        (Edit("client/consumer/driver.py", "        self.handout.dropped([tp])\n", ""),),
+        (*PYTEST, f"{HANDOUT}::test_where_a_loop_was_left_counts_no_more_after_a_seek"),
+        f"{LEFT}::test_a_new_position_counts_after_a_loop_that_was_left[seeks]",
+    ),
     _seen(
         "what has changed on the disk is given on under a new checksum",
         "tests/end_to_end/test_shares.py::test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer",

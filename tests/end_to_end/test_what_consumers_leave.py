@@ -300,3 +300,46 @@ def test_a_poll_that_is_cancelled_loses_no_records(
             assert len({(it.topic, it.offset) for it in await polled(following, 40)}) == 40
 
     asyncio.run(scenario())
+
+
+def test_a_seek_counts_after_a_poll_that_was_cancelled(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next poll went back to what the cancelled one had not returned."""
+
+    async def scenario() -> None:
+        await two_topics(broker.address)
+        async with Consumer(broker.address, group_id=GROUP, **SOON) as consumer:
+            await fetched(consumer)
+            with monkeypatch.context() as patched:
+                began = hold_up_the_second(patched)
+                polling = asyncio.create_task(consumer.poll(10))
+                await asyncio.wait_for(began.wait(), 20)
+                polling.cancel()
+                await asyncio.wait([polling])
+            for topic in ("a", "b"):
+                await consumer.seek(topic, 0, 15)
+            found = sorted((it.topic, it.offset) for it in await polled(consumer, 10))
+            assert found == [(topic, offset) for topic in "ab" for offset in range(15, 20)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("moves", ["seeks", "assigns again"])
+def test_a_new_position_counts_after_a_loop_that_was_left(broker: BrokerProcess, moves: str) -> None:
+    """The next poll went back to the first record that the loop had not reached."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        async with Consumer(broker.address, **SOON) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            async for record in consumer:
+                if record.offset == 4:
+                    break
+            if moves == "seeks":
+                await consumer.seek(TOPIC, 0, 20)
+            else:
+                consumer.assign([])
+                consumer.assign([(TOPIC, 0)])
+            first = 20 if moves == "seeks" else 0
+            assert [it.offset for it in await polled(consumer, 30 - first)] == list(range(first, 30))
+
+    asyncio.run(scenario())

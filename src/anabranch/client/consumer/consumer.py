@@ -152,7 +152,9 @@ class Consumer:
         parts = [assignment] if isinstance(assignment, str) else list(assignment)
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
+        before = self._fetcher.assignment
         self._fetcher.assign(pairs, topics, awaiting=self._group is not None, shares=shares)
+        self._handout.dropped(set(before).difference(self._fetcher.assignment))
         if self._driver.unfinished is not None:
             self._driver.unfinished.retain(self._fetcher.assignment)
 

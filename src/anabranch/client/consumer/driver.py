@@ -178,7 +178,7 @@ class FetchingDriver:
 
     def moved_by_hand(self, tp: TopicPartition) -> None:
         """Forget what was handed out of a partition, or is to be: the application sets its position."""
-        self.handout.forget_decoded(tp)
+        self.handout.dropped([tp])
         if self.unfinished is not None:
             self.unfinished.forget([tp])
 

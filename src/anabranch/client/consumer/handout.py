@@ -193,13 +193,8 @@ class Handout:
                 self._decoded.pop(tp, None)
                 self._fetcher.restart(tp, offset)
 
-    def forget_decoded(self, tp: TopicPartition) -> None:
-        """Drop the decoded records of a partition, and what is skipped of it: the application seeks, and wants all."""
-        self._decoded.pop(tp, None)
-        self._skips.pop(tp, None)
-
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop the decoded records of these partitions."""
+        """Drop the decoded records of these partitions, what is skipped of them, and where to go back to."""
         for tp in partitions:
             self._decoded.pop(tp, None)
             self._skips.pop(tp, None)

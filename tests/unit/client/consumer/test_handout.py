@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import cast
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.metadata import Cluster
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.handout import Handout
 from anabranch.client.consumer.record import Record
@@ -18,12 +20,13 @@ from anabranch.machines.lineage import Lineage
 from tests.support.wire import batch
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+VIEW = TopicView("t", UUID(int=1), Lineage.flat(2), {0: 1, 1: 1}, {0: 0, 1: 0}, True)
 
 
 def reading() -> tuple[Fetcher, Handout]:
     fetcher = Fetcher(FetcherSettings())
     fetcher.assign([P0, P1])
-    fetcher.topic_known(TopicView("t", UUID(int=1), Lineage.flat(2), {0: 1, 1: 1}, {0: 0, 1: 0}, True), 0)
+    fetcher.topic_known(VIEW, 0)
     fetcher.seek(P0, 12)
     fetcher.seek(P1, 21)
     return fetcher, Handout(fetcher, check_crcs=True)
@@ -77,6 +80,17 @@ def test_what_a_poll_has_yet_to_return_is_not_consumed_and_comes_again_where_it_
         assert fetcher.positions()[P0] == 2 and handout.consumed()[P0] == handout.consumed_of(P0) == 0
     handout.returned()
     assert handout.consumed()[P0] == 2
+
+
+def test_where_a_loop_was_left_counts_no_more_after_a_seek() -> None:
+    driver = FetchingDriver(ConsumerSettings(), cast(Cluster, None))
+    driver.fetcher.assign([P0, P1])
+    driver.fetcher.topic_known(VIEW, 0)
+    next(driver.handout.one_by_one(POLLED))
+    driver.moved_by_hand(P0)
+    driver.fetcher.seek(P0, 99)
+    driver.handout.go_back()
+    assert driver.fetcher.positions() == {P0: 99, P1: 20}
 
 
 def test_partitions_that_were_taken_back_are_not_gone_back_to() -> None:
