@@ -77,6 +77,36 @@ def test_a_position_that_cannot_be_found_is_looked_for_once_in_a_poll(broker: Br
     asyncio.run(scenario())
 
 
+def test_a_position_that_cannot_be_found_is_the_error_of_who_asks_for_it(broker: BrokerProcess) -> None:
+    """The error was kept for the next poll, and `position` waited for ever, also when the group had committed."""
+
+    async def scenario() -> None:
+        await make(broker.address, 10)
+        settings: dict[str, Any] = {"auto_offset_reset": "none", "enable_auto_commit": False}
+        async with (
+            Consumer(broker.address, group_id=GROUP, **settings) as consumer,
+            Consumer(broker.address, group_id=GROUP, **settings) as other,
+        ):
+            consumer.assign([(TOPIC, 0)])
+            for _ in range(2):
+                with pytest.raises(ApiError, match="OFFSET_OUT_OF_RANGE"):
+                    await asyncio.wait_for(consumer.position(TOPIC, 0), 20)
+            other.assign([(TOPIC, 0)])
+            await other.commit({(TOPIC, 0): 5})
+            assert await asyncio.wait_for(position_found(consumer), 20) == 5
+
+    asyncio.run(scenario())
+
+
+async def position_found(consumer: Consumer) -> int:
+    """The position, once the error of a look-up before is told."""
+    while True:
+        try:
+            return await consumer.position(TOPIC, 0)
+        except ApiError:
+            await asyncio.sleep(0.05)
+
+
 def test_a_commit_that_is_refused_is_tried_again_at_its_time(broker: BrokerProcess) -> None:
     """So many finished ranges are committed before their time; a refusal gave them back, and they were due again."""
 

@@ -266,13 +266,9 @@ class Consumer:
             self._fetcher.seek_to_timestamp(tp, timestamp)
 
     async def position(self, topic: str, partition: int) -> int:
-        """Return the offset of the next record to be returned."""
+        """Return the offset of the next record to be returned; raise what hinders finding it."""
         self._refuse_of_slices("tell one")
-        tp = TopicPartition(topic, partition)
-        await self._driver.know([tp])
-        while (position := self._fetcher.position(tp)) is None:
-            await self._driver.wait(None)
-        return position
+        return await self._driver.position(TopicPartition(topic, partition))
 
     async def pause(self, *partitions: tuple[str, int]) -> None:
         """Return no records of these partitions until `resume`; by default of all."""

@@ -65,9 +65,7 @@ class CooperativeGroup(Group):
     async def attend(self) -> None:
         """Carry out events, and begin to commit when that is due."""
         await self._carry_out_events()
-        if self._context.error is not None:
-            error, self._context.error = self._context.error, None
-            raise error
+        self.raise_error()
         if self.fetches.failure is not None:
             failure, self.fetches.failure = self.fetches.failure, None
             raise failure

@@ -307,6 +307,15 @@ class FetchingDriver:
                 return
             await self.wait(None)
 
+    async def position(self, tp: TopicPartition) -> int:
+        """Wait until an assigned partition has a position, and return it."""
+        await self.know([tp])
+        while (position := self.fetcher.position(tp)) is None:
+            if self.group is not None:
+                self.group.raise_error()
+            await self.wait(None)
+        return position
+
     async def wait(self, until_s: float | None) -> None:
         """Wait for the next change, at most until a time of the event loop."""
         self.start()

@@ -149,13 +149,17 @@ class Group:
     async def attend(self) -> None:
         """Carry out events, commit when due, attend to gates, and look up starting positions."""
         await self._carry_out_events()
-        if self._context.error is not None:
-            error, self._context.error = self._context.error, None
-            raise error
+        self.raise_error()
         self._positions.apply()
         self.look_for_positions()
         if self._gates.is_due():
             await self._carried(self._gates.attend)
+
+    def raise_error(self) -> None:
+        """Raise the error of a job, once; a position that could not be found is looked for again afterwards."""
+        error, self._context.error = self._context.error, None
+        if error is not None:
+            raise error
 
     def layout_changed(self) -> None:
         """Have a member that assigns partitions learn of those that appeared or retire."""

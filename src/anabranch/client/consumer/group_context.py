@@ -115,7 +115,7 @@ class GroupContext:
         self.jobs: dict[str, asyncio.Task[None]] = {}
         """Jobs by name; at most one of each name runs at a time."""
         self.error: AnabranchError | None = None
-        """The error to raise in the next poll."""
+        """The error to raise in the next poll, or while a position is waited for."""
         self.closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
