@@ -544,7 +544,7 @@ RELIABILITY = (
     _seen(
         "a commit that is refused is tried again at once",
         f"{LEFT}::test_a_commit_that_is_refused_is_tried_again_at_its_time",
-        Edit("client/consumer/commits.py", "        self._has_failed = True\n", ""),
+        Edit("client/consumer/commits.py", "_again_ms = self._context.now_ms() + pause_ms", "_again_ms = pause_ms"),
     ),
     _seen(
         "what is done of slices is committed by the name of their topic",

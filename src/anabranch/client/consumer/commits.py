@@ -70,8 +70,8 @@ class Commits:
         """Topics without individual commits."""
         self._returns = 0
         """How often commits have given ranges back."""
-        self._has_failed = False
-        """Whether the last automatic commit has failed: whatever is due then waits for the time of the next one."""
+        self._again_ms = 0
+        """The time before which no automatic commit begins, whatever is due: the last one has failed."""
         self.due_ms = 0
         """The time of the next automatic commit."""
 
@@ -343,11 +343,16 @@ class Commits:
 
     def may_begin(self) -> bool:
         """Whether an automatic commit can begin now."""
-        return self.can_begin and not (self._has_failed and self._context.now_ms() < self.due_ms)
+        return self._can_begin and self._context.now_ms() >= self._again_ms
+
+    def next_ms(self) -> int | None:
+        """Return the time at which an automatic commit may be due without a change; None while none can begin."""
+        if not self._can_begin:
+            return None
+        return self._again_ms if self._context.now_ms() < self._again_ms else self.due_ms
 
     @property
-    def can_begin(self) -> bool:
-        """Whether an automatic commit can begin, now or at its time."""
+    def _can_begin(self) -> bool:
         return (
             self._settings.enable_auto_commit
             and (self._context.subscription is None or self._member.is_member)
@@ -357,11 +362,20 @@ class Commits:
     def begin(self, processed: Processed) -> None:
         """Begin an automatic commit of what is processed."""
         self.due_ms = self._context.now_ms() + self._settings.auto_commit_interval_ms
-        self._milestone = False
-        self._context.job("commit", lambda: self.commit_processed(processed, self._settings.auto_commit_interval_ms))
+        milestone, self._milestone = self._milestone, False
 
-    async def commit_processed(self, processed: Processed, timeout_ms: int) -> None:
-        """Commit what has changed. A failure is only logged: at worst some records come twice."""
+        async def commit() -> None:
+            if not await self.commit_processed(processed, self._settings.auto_commit_interval_ms):
+                self._milestone = self._milestone or milestone
+
+        self._context.job("commit", commit)
+
+    async def commit_processed(self, processed: Processed, timeout_ms: int) -> bool:
+        """Commit what has changed; return whether that is done. A failure is logged: at worst some records come twice.
+
+        Gates of other members may wait for the commit: it is tried again soon, and at once if it was given up since
+        this member has some of the partitions no more.
+        """
         state = self._context.host.state
         ahead = set(processed.ranges) if state is None else state.unflushed()
         changed = {
@@ -370,14 +384,17 @@ class Commits:
             if self._is_news(tp, offset, processed) or tp in ahead
         }
         if not changed:
-            return
+            return True
         shares = {tp: steps for tp, steps in processed.shares.items() if tp in changed}
-        self._has_failed = True
         try:
             await self.commit_all(processed._replace(offsets=changed, shares=shares), timeout_ms)
-            self._has_failed = False
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': positions were not committed: %s", self._context.group_id, error)
+            if not any(self._context.dropped_since(tp, processed.drops) for tp in changed):
+                pause_ms = min(self._settings.retry_backoff_max_ms, self._settings.auto_commit_interval_ms)
+                self._again_ms = self._context.now_ms() + pause_ms
+            return False
+        return True
 
     def _is_news(self, tp: TopicPartition, offset: int, processed: Processed) -> bool:
         steps = processed.shares.get(tp)

@@ -173,7 +173,7 @@ class Group:
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""
-        return self._commits.due_ms if self._commits.can_begin else None
+        return self._commits.next_ms()
 
     def metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group."""

@@ -102,7 +102,8 @@ class World:
         self.fetcher = Fetcher(FetcherSettings())
         chosen = ConsumerSettings(group_id="g", retry_backoff_ms=0, **settings)
         topics = cast(Cluster, Topics())
-        self.context = GroupContext(chosen, topics, self.fetcher, Host(), SteppingClock(), Chance(1))
+        self.clock = SteppingClock()
+        self.context = GroupContext(chosen, topics, self.fetcher, Host(), self.clock, Chance(1))
         self.context.offsets = cast(Any, self.coordinator)
         self.commits = Commits(self.context)
         self.driver = MemberDriver(self.context)
@@ -240,6 +241,55 @@ def test_an_automatic_commit_is_due_by_its_interval_and_at_the_end_of_a_layout()
         world.fetcher._state.milestone = True
         assert world.commits.is_due()
         await world.context.close()
+
+    run(scenario)
+
+
+async def begun(world: World) -> None:
+    """Begin an automatic commit, and wait for its end."""
+    world.commits.begin(world.commits.processed())
+    await world.context.jobs["commit"]
+    await asyncio.sleep(0)
+
+
+def test_after_a_failed_commit_what_gates_wait_for_is_committed_soon_and_not_at_once() -> None:
+    async def scenario() -> None:
+        failures = [codes(ErrorCode.INVALID_GROUP_ID)] * 2
+        world = World(*failures, codes(ErrorCode.NONE), auto_commit_interval_ms=600_000, retry_backoff_max_ms=5_000)
+        clock = world.clock
+        await begun(world)
+        assert not world.commits.is_due()
+        assert clock.ms < (world.commits.next_ms() or 0) <= clock.ms + 5_000
+        clock.ms += 5_000
+        assert world.commits.may_begin() and not world.commits.is_due(), "nothing waits for it"
+        world.fetcher._state.milestone = True
+        assert world.commits.is_due()
+        await begun(world)
+        assert not world.commits.is_due(), "nor at once"
+        clock.ms += 5_000
+        assert world.commits.is_due(), "still what gates wait for"
+        await begun(world)
+        assert len(world.coordinator.asked) == 3 and not world.commits.is_due()
+        assert world.commits.next_ms() == world.commits.due_ms > 600_000
+        await world.context.close()
+
+    run(scenario)
+
+
+def test_what_is_left_of_a_commit_that_was_given_up_is_committed_at_once_if_gates_wait_for_it() -> None:
+    async def scenario() -> None:
+        for is_awaited in (True, False):
+            world = World(codes(ErrorCode.NONE), auto_commit_interval_ms=600_000)
+            processed = world.commits.processed()
+            world.context.note_drop([P1])
+            world.fetcher._state.milestone = is_awaited
+            assert world.commits.is_due()
+            world.commits.begin(processed)
+            await world.context.jobs["commit"]
+            await asyncio.sleep(0)
+            assert world.coordinator.asked == []
+            assert world.commits.may_begin() and world.commits.is_due() == is_awaited
+            await world.context.close()
 
     run(scenario)
 
