@@ -183,6 +183,7 @@ class Commits:
                 await self._commit(plain, deadline, drops)
                 later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
                 for tp in later:
+                    self._check_held([tp], drops)
                     fresh = left.get(tp, ())
                     moved = self._above(tp, fresh) if tp in shares else self._up_to(tp, offsets[tp], fresh)
                     if moved:
@@ -239,6 +240,7 @@ class Commits:
             text = f"the coordinator of group '{context.group_id}' does not take ranges of offsets"
             raise ApiError(ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, f"{text}; commit offsets only")
         for part in _parts(ranges):
+            self._check_held(part, drops)
             context.ranged.update(part)
             await self._commit(
                 {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()},
@@ -250,9 +252,7 @@ class Commits:
         """Commit what was processed when so many `drops` had been; raise if a partition was dropped since then."""
         began = self._context.now_ms()
         while pending:
-            dropped = [tp for tp in pending if self._context.dropped_since(tp, drops)]
-            if dropped:
-                raise _given_up(dropped, self._context.group_id)
+            self._check_held(pending, drops)
             identity = self._context.identity()
             failure: AnabranchError | OSError
             if self._context.subscription is not None and not self._member.is_member:
@@ -268,10 +268,13 @@ class Commits:
                 for tp, code in codes.items():
                     if tp not in pending:
                         continue  # Not requested.
+                    is_held = not self._context.dropped_whole_since(tp, drops)
                     if code is ErrorCode.NONE:
-                        self._note(tp, pending.pop(tp))
+                        at = pending.pop(tp)
+                        if is_held:  # Otherwise it may say nothing of the topic that has its name now.
+                            self._note(tp, at)
                         continue
-                    if code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
+                    if code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD and is_held:
                         self._adjust(pending, tp)
                         failure = ApiError(code, f"ranges of {tp} lie below its stable offset")
                         continue
@@ -290,6 +293,12 @@ class Commits:
                 if self._context.now_ms() > deadline:
                     raise failure
                 await self._context.epoch_or_pause(identity)
+
+    def _check_held(self, partitions: Iterable[TopicPartition], drops: int) -> None:
+        """Raise if a partition was dropped since so many `drops` had been: what is known of it is not of then."""
+        dropped = [tp for tp in partitions if self._context.dropped_since(tp, drops)]
+        if dropped:
+            raise _given_up(dropped, self._context.group_id)
 
     async def _send(
         self, pending: Mapping[TopicPartition, OffsetAndMetadata], identity: MemberIdentity

@@ -274,7 +274,7 @@ class Group:
 
     def _forget(self, names: tuple[TopicPartition, ...], whole: tuple[TopicPartition, ...]) -> None:
         context = self._context
-        context.note_drop(names)
+        context.note_drop(names, whole)
         self._gates.dropped(whole)
         for name in names:
             context.committed_shares.pop(name, None)

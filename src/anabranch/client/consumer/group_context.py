@@ -112,6 +112,8 @@ class GroupContext:
         """How often partitions, or ranges of them, were dropped: revoked or lost."""
         self._dropped: dict[TopicPartition, int] = {}
         """The number of each partition's last drop."""
+        self._dropped_whole: dict[TopicPartition, int] = {}
+        """The same of drops of whole partitions."""
         self.jobs: dict[str, asyncio.Task[None]] = {}
         """Jobs by name; at most one of each name runs at a time."""
         self.error: AnabranchError | None = None
@@ -133,14 +135,19 @@ class GroupContext:
         self.fetcher.committed_by_key(tp, steps, stable if everything else None)
         self.host.forget_skips(tp, stable)
 
-    def note_drop(self, partitions: Iterable[TopicPartition]) -> None:
+    def note_drop(self, partitions: Iterable[TopicPartition], whole: Iterable[TopicPartition]) -> None:
         """Note that partitions, or ranges of them, are no longer this member's: others may go on with them."""
         self.drops += 1
         self._dropped.update(dict.fromkeys(partitions, self.drops))
+        self._dropped_whole.update(dict.fromkeys(whole, self.drops))
 
     def dropped_since(self, tp: TopicPartition, drops: int) -> bool:
         """Whether a partition was dropped after so many drops, even if this member holds it again."""
         return self._dropped.get(tp, 0) > drops
+
+    def dropped_whole_since(self, tp: TopicPartition, drops: int) -> bool:
+        """Whether all of it was dropped: then its name may be that of another topic's partition."""
+        return self._dropped_whole.get(tp, 0) > drops
 
     @property
     def reads_stable(self) -> bool:

@@ -163,14 +163,14 @@ def test_what_was_processed_before_a_partition_was_dropped_is_not_committed_afte
         for result in (codes(ErrorCode.STALE_MEMBER_EPOCH), ConnectionError()):
             for offsets in (None, {P0: OffsetAndMetadata(5), P1: OffsetAndMetadata(7)}):
                 world = member(result, codes(ErrorCode.NONE))
-                world.coordinator.before = lambda world=world: world.context.note_drop([P0])  # type: ignore[misc]
+                world.coordinator.before = lambda world=world: world.context.note_drop([P0], [P0])  # type: ignore[misc]
                 with pytest.raises(ApiError, match=r"t-0 were not committed: this member of group 'g' gave up") as late:
                     await world.commits.commit(offsets)
                 assert late.value.code is ErrorCode.STALE_MEMBER_EPOCH
                 assert len(world.coordinator.asked) == 1
         waiting = member(codes(ErrorCode.NONE))
         processed = waiting.commits.processed()
-        waiting.context.note_drop([P1])
+        waiting.context.note_drop([P1], [P1])
         await waiting.commits.commit_processed(processed, 1_000)  # Its turn came late.
         assert waiting.coordinator.asked == [] and "positions were not committed" in caplog.text
         await waiting.commits.commit(None)  # What it has processed since counts.
@@ -182,7 +182,7 @@ def test_what_was_processed_before_a_partition_was_dropped_is_not_committed_afte
 def test_a_commit_is_tried_again_under_a_new_epoch_where_nothing_was_dropped() -> None:
     async def scenario() -> None:
         world = member(codes(ErrorCode.STALE_MEMBER_EPOCH), {P0: ErrorCode.NONE})
-        world.context.note_drop([P0])
+        world.context.note_drop([P0], [P0])
         await world.commits.commit(None)
         assert world.coordinator.asked == [{P0: 5, P1: 7}, {P0: 5}]
 
@@ -281,7 +281,7 @@ def test_what_is_left_of_a_commit_that_was_given_up_is_committed_at_once_if_gate
         for is_awaited in (True, False):
             world = World(codes(ErrorCode.NONE), auto_commit_interval_ms=600_000)
             processed = world.commits.processed()
-            world.context.note_drop([P1])
+            world.context.note_drop([P1], [P1])
             world.fetcher._state.milestone = is_awaited
             assert world.commits.is_due()
             world.commits.begin(processed)

@@ -239,6 +239,49 @@ def test_ranges_that_cannot_be_are_refused_with_a_sentence(ranges: list[tuple[in
     assert ranges_of({("t", 0): [(7, 9), (1, 2)]}) == {P0: [(1, 2), (7, 9)]}
 
 
+def make_again(world: World, *, at_commit: int) -> None:
+    """Have the topic of P0 created again while that commit is answered."""
+    commit, left = world.coordinator.commit, [at_commit]
+
+    async def meanwhile(*given: Any) -> Any:
+        found = await commit(*given)
+        left[0] -= 1
+        if left[0] == 0:
+            world.context.note_drop([P0], [P0])
+            world.context.committed.pop(P0, None)
+            world.context.ranged.discard(P0)
+        return found
+
+    cast(Any, world.coordinator).commit = meanwhile
+
+
+@pytest.mark.parametrize("at_commit", [1, 2])
+def test_a_commit_of_ranges_is_given_up_where_the_topic_is_created_again_meanwhile(
+    caplog: pytest.LogCaptureFixture, at_commit: int
+) -> None:
+    world = World(Coordinator())
+    world.commit(40, (43, 45))
+    make_again(world, at_commit=at_commit)
+    world.host.positions[P1] = 7
+    world.commit(41, (48, 49))
+    assert world.context.committed == {P1: 7}, "what is known of the topic before counted"
+    assert ("gave up the partitions" in caplog.text) == (at_commit == 1)
+    assert world.host.returned == ({P0: [(48, 49)]} if at_commit == 1 else {})
+
+
+@pytest.mark.parametrize("count", [1, 80_000])
+def test_ranges_by_hand_are_given_up_where_the_topic_is_created_again_meanwhile(count: int) -> None:
+    world = World(Coordinator())
+    world.context.committed[P0] = 3
+    world.coordinator.offsets[P0] = 3
+    world.coordinator.above[P0] = set()
+    world.coordinator.takes_ranges = True if count > 1 else None
+    make_again(world, at_commit=1)
+    with pytest.raises(ApiError, match="gave up the partitions"):
+        asyncio.run(world.commits.commit(None, ranges={P0: [(5 + 2 * n, 5 + 2 * n) for n in range(count)]}))
+    assert world.context.committed == {}
+
+
 def test_only_what_changed_is_committed() -> None:
     world = World(Coordinator())
     world.commit(40, (43, 45))
