@@ -250,15 +250,19 @@ async def two_topics(address: str, size: int = 0) -> None:
         await put(address, 20, topic, topic=topic, size=size)
 
 
+async def two_topics_one_damaged(broker: BrokerProcess) -> None:
+    await two_topics(broker.address)
+    log = next(broker.data.glob("**/b-0/*.log"))
+    damaged = bytearray(log.read_bytes())
+    damaged[-3] ^= 0xFF
+    log.write_bytes(damaged)
+
+
 def test_a_poll_that_meets_a_damaged_batch_loses_no_records_of_others(broker: BrokerProcess) -> None:
     """Their positions had moved when it raised."""
 
     async def scenario() -> None:
-        await two_topics(broker.address)
-        log = next(broker.data.glob("**/b-0/*.log"))
-        damaged = bytearray(log.read_bytes())
-        damaged[-3] ^= 0xFF
-        log.write_bytes(damaged)
+        await two_topics_one_damaged(broker)
         found: list[Record] = []
         async with Consumer(broker.address, **SOON) as consumer:
             consumer.assign(["a", "b"])
@@ -371,5 +375,27 @@ def test_a_new_position_counts_after_a_loop_that_was_left(broker: BrokerProcess,
                 consumer.assign([(TOPIC, 0)])
             first = 20 if moves == "seeks" else 0
             assert [it.offset for it in await polled(consumer, 30 - first)] == list(range(first, 30))
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("then", ["assigned no more", "passed over", "read"])
+def test_a_damaged_batch_is_the_error_of_the_next_poll_while_it_is_the_next_to_be_read(
+    broker: BrokerProcess, then: str
+) -> None:
+    async def scenario() -> None:
+        await two_topics_one_damaged(broker)
+        async with Consumer(broker.address, **SOON) as consumer:
+            await fetched(consumer)
+            assert len(await consumer.poll(10)) == 20
+            if then == "assigned no more":
+                consumer.assign(["a"])
+            elif then == "passed over":
+                await consumer.seek_to_end(("b", 0))
+            if then == "read":
+                with pytest.raises(AnabranchError):
+                    await consumer.poll(0.2)
+            else:
+                assert await consumer.poll(0.2) == []
 
     asyncio.run(scenario())

@@ -78,8 +78,8 @@ class Consumer:
         self._pool: Pool | None = None
         self._cooperative: CooperativeGroup | None = None
         self._records: SliceRecords | None = None
-        self._postponed: AnabranchError | None = None
-        """What the last poll met in one partition when it had records of others to return."""
+        self._postponed: tuple[Deliverable, AnabranchError] | None = None
+        """What the last poll met in a part of one partition when it had records of others to return."""
         if settings.share == "any":
             self._share_any()
 
@@ -322,9 +322,10 @@ class Consumer:
         room = self._settings.max_poll_records if max_records is None else max_records
         if self._driver.unfinished is not None:
             return await self._driver.poll(timeout_s, room)
-        error, self._postponed = self._postponed, None
-        if error is not None:
-            raise error
+        met, self._postponed = self._postponed, None
+        if met is not None and self._fetcher.is_next(met[0]):
+            raise met[1]
+        met = None
         found: list[Record] = []
         for part in await self._driver.gather(timeout_s):
             if len(found) >= room:
@@ -332,14 +333,13 @@ class Consumer:
             if self._fetcher.is_next(part):
                 try:
                     await self._handout.hand_out_some(part, room - len(found), found)
-                except AnabranchError as met:
-                    error = met
+                except AnabranchError as error:
+                    met = part, error
         self._driver.pump()
         self._handout.returned()
-        if error is not None:
-            if not found:
-                raise error
-            self._postponed = error
+        if met is not None and not found:
+            raise met[1]
+        self._postponed = met
         return found
 
     async def poll_arrow(
