@@ -100,6 +100,7 @@ class SendingDriver:
         self._room: asyncio.Event | None = None
         self._next_refresh = 0.0
         self._topics: set[str] = set()
+        """The topics whose metadata is refreshed at its age: those that were there when they were last looked at."""
 
     # -- for the producer ---------------------------------------------------------------------------------------------
 
@@ -235,11 +236,10 @@ class SendingDriver:
         for send in work.sends:
             self._send(send)
         if work.refresh:
-            self._topics.update(work.refresh)
             self._run(self._refresh(work.refresh))
         elif self._topics and loop.time() >= self._next_refresh:
             self._next_refresh = loop.time() + self._settings.metadata_max_age_ms / 1000
-            self._run(self._look_again(sorted(self._topics)))
+            self._run(self._look_again())
         if work.init_producer is not None:
             self._run(self._init_producer(work.init_producer))
         if work.add_partitions:
@@ -444,21 +444,24 @@ class SendingDriver:
                     self._known(name, topic)
         self.schedule()
 
-    async def _look_again(self, names: Sequence[str]) -> None:
+    async def _look_again(self) -> None:
         """Refresh what is known of topics; one that is deleted stays so until there is a record for it."""
+        names, self._topics = sorted(self._topics), set()  # `_refresh` may add some meanwhile, and knows better.
         try:
-            topics = await self._cluster.topics(list(names))
+            topics = await self._cluster.topics(names)
         except (AnabranchError, OSError):
+            self._topics.update(names)
             return
         for name in names:
             topic = topics[name]
             if not isinstance(topic, ApiError):
                 self._known(name, topic)
-            elif topic.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                self._topics.discard(name)
+            elif topic.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                self._topics.add(name)
         self.schedule()
 
     def _known(self, name: str, topic: TopicInfo) -> None:
+        self._topics.add(name)
         placement = Placement(topic.initial_partition_count, topic.partition_count, topic.elastic, topic.topic_id)
         self.batcher.topic_known(name, placement, topic.leaders, self._now_ms())
 

@@ -18,7 +18,7 @@ from anabranch.client.producer.rows import NOT_CHOSEN, ColumnNames, RecordMetada
 from anabranch.client.settings import ProducerSettings
 from anabranch.machines.placement import place
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
-from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.protocol.messages.metadata import MetadataRequest, MetadataResponse, MetadataResponseTopic
 from anabranch.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceRequest,
@@ -354,6 +354,32 @@ def test_metadata_in_use_is_refreshed_at_its_age() -> None:
     async def story() -> None:
         world = World(metadata_max_age_ms=60_000)
         await (await world.batch_of())
+        before = len(world.broker.requests(MetadataRequest))
+        await asyncio.sleep(61)
+        await (await world.batch_of())
+        await asyncio.sleep(0.1)
+        assert len(world.broker.requests(MetadataRequest)) == before + 1
+        await world.end()
+
+    play(story)
+
+
+def test_metadata_of_a_topic_that_was_created_while_old_metadata_came_is_refreshed_at_its_age() -> None:
+    async def story() -> None:
+        world = World(metadata_max_age_ms=60_000)
+        await (await world.batch_of())
+        await asyncio.sleep(61)
+        usual = world.broker._metadata
+        gone = MetadataResponse(
+            brokers=usual(MetadataRequest()).brokers,
+            topics=[MetadataResponseTopic(name="t", error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)],
+        )
+        world.broker.script(MetadataRequest, Late(0.5, gone), usual)
+        world.log.refusal = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        promise = await world.batch_of()
+        world.log.refusal = ErrorCode.NONE
+        await promise
+        await asyncio.sleep(1)
         before = len(world.broker.requests(MetadataRequest))
         await asyncio.sleep(61)
         await (await world.batch_of())
