@@ -9,6 +9,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer, Record
+from anabranch.client.consumer.commits import Commits
 from anabranch.client.consumer.handout import Handout
 from tests.support.broker import BrokerProcess
 
@@ -128,6 +129,52 @@ def test_a_commit_that_is_refused_is_tried_again_at_its_time(broker: BrokerProce
             for _ in range(10):
                 await consumer.poll(0.2)
             assert 1 <= asked(broker, "OffsetCommit") - before < 10
+
+    asyncio.run(scenario())
+
+
+def test_a_gate_does_not_wait_for_the_interval_of_commits_after_one_has_failed(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the gate of the other member waits for was not committed before ten minutes were over."""
+
+    async def scenario() -> None:
+        failures: list[int] = []
+        send = Commits._send
+
+        async def refused(self: Commits, *given: Any) -> Any:
+            if not done:
+                failures.append(1)
+                raise ApiError(ErrorCode.INVALID_COMMIT_OFFSET_SIZE, "as if it were")
+            return await send(self, *given)
+
+        monkeypatch.setattr(Commits, "_send", refused)
+        done: list[Record] = []
+        found: list[Record] = []
+        settings = SOON | {"auto_commit_interval_ms": 600_000}
+
+        async def read(consumer: Consumer) -> None:
+            while len(found) < 60:
+                found.extend(await consumer.poll(0.2))
+
+        async with (
+            Admin(broker.address) as admin,
+            Consumer(broker.address, group_id=GROUP, **settings) as one,
+            Consumer(broker.address, group_id=GROUP, **settings) as other,
+        ):
+            await admin.create_topics(TOPIC, partitions=1)
+            await put(broker.address, 30, "before")
+            for consumer in (one, other):
+                consumer.subscribe(TOPIC)
+            reading = [asyncio.create_task(read(consumer)) for consumer in (one, other)]
+            async with asyncio.timeout(60):
+                while len(found) < 30 or not failures:
+                    await asyncio.sleep(0.05)
+                done += found
+                await admin.resize(TOPIC, 2)
+                await put(broker.address, 30, "after")
+                await asyncio.gather(*reading)
+            assert {it.partition for it in found} == {0, 1}
 
     asyncio.run(scenario())
 
