@@ -106,7 +106,11 @@ COOPERATIVE = (
                 "            ids, began_ms = self.fetches.topic_ids, context.now_ms()\n",
             ),
         ),
-        (),
+        (
+            *PYTEST,
+            "tests/unit/client/consumer/test_slice_commits.py"
+            "::test_what_is_done_of_slices_counts_in_their_topic_alone_where_its_commit_had_to_wait",
+        ),
         "tests/end_to_end/test_what_consumers_leave.py"
         "::test_what_is_done_of_slices_is_not_done_in_the_new_topic_where_its_commit_had_to_wait",
     ),

@@ -1,0 +1,71 @@
+"""Commits of slices: in which topic what is done counts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.ids import TopicPartition
+from anabranch.client.cluster.metadata import Cluster, TopicInfo
+from anabranch.client.consumer.cooperative import CooperativeGroup
+from anabranch.client.consumer.driver import FetchingDriver
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
+from anabranch.client.settings import ConsumerSettings
+from anabranch.runtime.chance import Chance
+from anabranch.runtime.clock import Clock
+
+P0 = TopicPartition("t", 0)
+OLD, NEW = UUID(int=1), UUID(int=2)
+
+
+class Coordinator:
+    """Knows the topic that exists; what it is asked first, it answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.exists = OLD
+        self.asked: list[UUID] = []
+        self.first = asyncio.Event()
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, UUID], member: MemberIdentity
+    ) -> Any:
+        self.asked.append(ids["t"])
+        if len(self.asked) == 1:
+            await self.first.wait()
+        return dict.fromkeys(offsets, ErrorCode.NONE if ids["t"] == self.exists else ErrorCode.UNKNOWN_TOPIC_ID)
+
+
+def topic(topic_id: UUID) -> TopicInfo:
+    return cast(TopicInfo, SimpleNamespace(topic_id=topic_id, partitions={}))
+
+
+def test_what_is_done_of_slices_counts_in_their_topic_alone_where_its_commit_had_to_wait() -> None:
+    async def scenario() -> None:
+        settings = ConsumerSettings(group_id="g", share="any", retry_backoff_ms=0)
+        driver = FetchingDriver(settings, cast(Cluster, None))
+        driver.happened = lambda: None  # type: ignore[method-assign]
+        group = CooperativeGroup(settings, cast(Cluster, None), driver, clock=Clock(), chance=Chance(1))
+        group._member = cast(Any, SimpleNamespace(is_member=True))
+        coordinator = Coordinator()
+        group._context.offsets = cast(Any, coordinator)
+        group.fetches._topics = {"t": topic(OLD)}
+        session = group.ledger.session(P0)
+        assert group.ledger.got(P0, session.number, session.sequence, 0, 9, [])  # Without records, all is done.
+        commits = [asyncio.create_task(group.commit_parts(group.ledger.done(), timeout_ms=-1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        coordinator.exists = NEW
+        assert group.fetches._drop_other_topic("t", topic(NEW)) and len(group.ledger) == 0
+        coordinator.first.set()
+        for commit in commits:
+            with pytest.raises(ApiError) as refused:
+                await commit
+            assert refused.value.code is ErrorCode.UNKNOWN_TOPIC_ID
+        assert coordinator.asked == [OLD, OLD]
+
+    asyncio.run(scenario())
