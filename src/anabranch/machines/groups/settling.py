@@ -135,18 +135,12 @@ class Settling:
             self._some(draft, now_ms)
 
     def is_owed(self, group_id: str, name: str, number: int) -> bool:
-        """Whether a group is to be given a position in a partition that appeared later, and has none yet.
-
-        A classic group's leader may have assigned a partition that this coordinator has not heard of yet.
-        """
+        """Whether a group is to be given a position in a partition that appeared later, and has none yet."""
         at, topic = (name, number), self._offsets.image.by_name.get(name)
         if topic is None or self._offsets.current(group_id, *at) is not None:
             return False
         if at in self._held.get(group_id, ()) or number in self._unopened.get(name, {}).get(group_id, ()):
             return True
-        if number >= 0 and not topic.ever_had(number):
-            group = self._groups.get(group_id)
-            return isinstance(group, ClassicGroup) and bool(group.members)
         is_left = group_id in self._left and name in self._topics
         return is_left and topic.has(number) and not self._starts.existed(group_id, topic, number)
 

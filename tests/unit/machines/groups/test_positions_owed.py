@@ -86,22 +86,6 @@ def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int, code: str
     assert fetched(world, [0, 1], stable=False, version=version) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
 
 
-def test_nor_is_one_whose_leader_knows_a_later_partition_before_the_coordinator() -> None:
-    """Any broker tells clients of a resize; this one has not heard of it yet."""
-    topic = Topic()
-    topic.ends[0] = 2
-    world = Asking(topic.image())
-    world.commit("", -1, 0, 2)
-    after = topic.resize(2)
-    topic.ends[1] = 7
-    assert fetched(world, [1]) == {1: (-1, ErrorCode.NONE)}, "nobody is a member"
-    join(world, "foo-0 foo-1")
-    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
-    world.set_topics(after)
-    world.advance(100)
-    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (0, ErrorCode.NONE)}
-
-
 def test_a_log_that_is_not_open_gets_no_position_where_no_order_is_kept_either() -> None:
     """It was written at 0, where the log does not begin: out of range, so that `latest` took the rest."""
     topic = Topic(ordered=False)
