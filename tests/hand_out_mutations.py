@@ -97,8 +97,8 @@ HAND_OUTS = (
         (
             Edit(
                 FETCHES,
-                "        if position.opened == NOT_BEGUN and known is not None:\n",
-                "        if position.opened == NOT_BEGUN and known is None:\n",
+                "        if not position.is_begun and known is not None:\n",
+                "        if not position.is_begun and known is None:\n",
             ),
             Edit(
                 FETCHES,

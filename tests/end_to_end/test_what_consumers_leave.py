@@ -446,3 +446,20 @@ def test_a_damaged_batch_is_the_error_of_the_next_poll_while_it_is_the_next_to_b
                 assert await consumer.poll(0.2) == []
 
     asyncio.run(scenario())
+
+
+def test_the_position_after_a_loop_that_was_left_is_that_of_the_record_it_did_not_reach(broker: BrokerProcess) -> None:
+    """It was that behind all records which had been fetched for the loop: committed, they were lost."""
+
+    async def scenario() -> None:
+        await make(broker.address, 30)
+        async with Consumer(broker.address, **SOON) as consumer:
+            consumer.assign([(TOPIC, 0)])
+            async for record in consumer:
+                if record.offset == 4:
+                    break
+            assert await consumer.position(TOPIC, 0) == 5
+            assert (await polled(consumer, 25))[0].offset == 5
+            assert await consumer.position(TOPIC, 0) == 30
+
+    asyncio.run(scenario())

@@ -272,6 +272,9 @@ class Wire(Peers):
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         raise NotImplementedError
 
+    def opened(self, topic: str) -> int:
+        raise NotImplementedError
+
     def is_open(self, topic: str, partition: int) -> bool:
         raise NotImplementedError
 

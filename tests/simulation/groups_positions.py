@@ -11,7 +11,7 @@ from anabranch.machines.groups.classic import ClassicGroup, ClassicState, subscr
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscription
 from anabranch.machines.groups.coordinator import Coordinator
-from anabranch.machines.groups.positions import NOT_BEGUN
+from anabranch.machines.groups.positions import layout_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.outcome import Outcome
@@ -186,7 +186,7 @@ class PositionRules:
         before = self.committed.get(key)
         if before != (value.topic_id, value.offset):
             self._rules.change(self.moved_ms, key, self._rules.now_ms)
-        self._rules.change(self.opened, key, value.opened)
+        self._rules.change(self.opened, key, layout_of(value.opened))
         topic = machine.image.by_id.get(value.topic_id)
         if before is None or before[0] != value.topic_id:
             group = machine.groups.get(key[0])
@@ -220,7 +220,7 @@ class PositionRules:
                 continue
             if self.committed.get(key) != (value.topic_id, value.offset):
                 self._rules.change(self.moved_ms, key, self._rules.now_ms)
-            self._rules.change(self.opened, key, value.opened)
+            self._rules.change(self.opened, key, layout_of(value.opened))
             self._rules.change(self.committed, key, (value.topic_id, value.offset))
             self._rules.change(self._committers, key, ("", False))
             self._rules.change(self._committed_ms, key, self._rules.now_ms)
@@ -328,7 +328,7 @@ class PositionRules:
                 topic_id, offset = self.committed.get(key, (None, -1))
                 expected = offset if topic_id == known.topic_id else -1
                 position = machine.positions.get(*key)
-                if expected >= 0 and position is not None and position.opened == NOT_BEGUN:
+                if expected >= 0 and position is not None and not position.is_begun:
                     expected = max(expected, known.log_start(part.partition_index))
                 assert part.committed_offset == expected, (answer, self.committed)
 

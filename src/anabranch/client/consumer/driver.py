@@ -308,9 +308,9 @@ class FetchingDriver:
             await self.wait(None)
 
     async def position(self, tp: TopicPartition) -> int:
-        """Wait until an assigned partition has a position, and return it."""
+        """Wait until an assigned partition has a position, and return that of the next record to be returned."""
         await self.know([tp])
-        while (position := self.fetcher.position(tp)) is None:
+        while (position := self.handout.consumed_of(tp)) is None:
             if self.group is not None:
                 self.group.raise_error()
             await self.wait(None)

@@ -21,7 +21,7 @@ from anabranch.machines.groups.gates import OPEN, Evaluated, segment_start
 from anabranch.machines.groups.group_gates import GroupGates, Waited
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
-from anabranch.machines.groups.positions import NO_LAYOUT, NOT_BEGUN, Position, position_record
+from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At
@@ -77,10 +77,12 @@ class HandOuts:
             gates.is_due = True
         return True
 
-    def writes_start(self, group_id: str, topic: TopicImage, number: int) -> bool:
-        """Whether a position is written when a partition is handed out, as it appeared later: at its log start."""
-        is_begun = self._offsets.current(group_id, topic.name, number) is not None
-        return not is_begun and not self._starts.existed(group_id, topic, number)
+    def awaits_log(self, group_id: str, topic: TopicImage, number: int) -> bool:
+        """Whether it depends on the log start where a partition begins, and that is not known: its log is not open."""
+        if topic.is_open(number):
+            return False
+        was = self._offsets.current(group_id, topic.name, number)
+        return was is None or not was.is_begun
 
     def look_at_transactions(self, group_id: str, gates: GroupGates) -> None:
         """Have partitions handed out that waited for a transaction which has ended."""
@@ -126,10 +128,10 @@ class HandOuts:
             if position is None and topic.is_gated:
                 gates.begins(at)
         else:
-            passed = layout > max(was.opened, NO_LAYOUT) and was.offset <= segment_start(topic, number, layout)
+            passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
             if passed and not self._offsets.positions.unstable(group_id, topic.name, number):
                 position = was._replace(opened=layout)
-            has_waited = waited is not None or was.opened == NOT_BEGUN or _never_opened(topic, number, was)
+            has_waited = waited is not None or not was.is_begun or _never_opened(topic, number, was)
             if has_waited and was.frontier is None and was.offset < topic.log_start(number):
                 # What was deleted while it waited would be out of range, and the reset of its client take the rest.
                 position = (position or was)._replace(offset=topic.log_start(number))
@@ -158,7 +160,7 @@ class HandOuts:
         ahead = made.verdicts.get(number, OPEN).ahead if made is not None and made.topic is topic else -1
         if ahead >= 0:
             offset = max(min(offset, ahead), topic.log_start(number))
-        return Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout)
+        return Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=layout, is_begun=False)
 
     def _taken_away(
         self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, now_ms: int
@@ -170,7 +172,7 @@ class HandOuts:
         gate = segment_start(topic, number, _opened_at(gates, topic, number))
         gates.waited.setdefault((topic.topic_id, number), Waited(gate, now_ms))
         if self._offsets.current(group.group_id, topic.name, number) is None:
-            position = Position(gate, committed_at_ms=now_ms, topic_id=topic.topic_id, opened=NOT_BEGUN)
+            position = Position(gate, committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False)
             yield position_record(group.group_id, topic.name, number, position)
 
     def is_read_to(self, group_id: str, gates: GroupGates, made: Evaluated, number: int) -> bool:

@@ -2,11 +2,13 @@
 
 A fetch of a stale member is answered with an error, never "no offset": the client would then begin where its reset
 says, perhaps at the end of the log. The same holds of a position that the coordinator has yet to write (`settling`):
-whoever asks is told to ask again, as all clients do, by the error that they know.
+whoever asks is told to ask again, by an error that all clients know.
 
-    version of the request | the answer for a position that is still to be written
-    7 and later            | UNSTABLE_OFFSET_COMMIT of the partition, whether or not stable offsets are asked for
-    before                 | COORDINATOR_LOAD_IN_PROGRESS of the group
+    the request asks for stable offsets  ->  UNSTABLE_OFFSET_COMMIT of the partition
+    it does not                          ->  COORDINATOR_LOAD_IN_PROGRESS of the group, and of all partitions
+
+Either way most clients ask for all of the request's partitions again, and begin none meanwhile. So that lasts
+`OWED_MAX_MS` at the most: a log may be closed for good, and its group is not to stop for one partition.
 
 A position that the coordinator wrote, and that no client has committed since, is the log start at least: what is
 deleted meanwhile would be out of range, and the reset of a client take what is left.
@@ -23,7 +25,6 @@ from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.committers import fetch_error
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE, Offsets, id_of
-from anabranch.machines.groups.positions import NOT_BEGUN
 from anabranch.machines.groups.ranges_on_wire import KeyRanges, Ranges
 from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
@@ -31,9 +32,6 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponsePartitions,
     OffsetFetchResponseTopics,
 )
-
-STABLE_SINCE = 7
-"""The version of OffsetFetch from which on clients know UNSTABLE_OFFSET_COMMIT."""
 
 
 class OffsetFetches(NamedTuple):
@@ -70,7 +68,7 @@ class OffsetFetches(NamedTuple):
                 for name, topic_id, partitions in self._wanted(asked, by_id=by_id)
             ],
         )
-        return answer if version >= STABLE_SINCE else _for_older(answer)
+        return answer if require_stable else _all_again(answer)
 
     def _wanted(self, asked: OffsetFetchRequestGroup, *, by_id: bool) -> list[tuple[str, UUID, Iterable[int]]]:
         """What is asked for; a topic that is asked for by an id which nothing has is without a name."""
@@ -104,7 +102,7 @@ class OffsetFetches(NamedTuple):
                 partition_index=partition, committed_offset=-1, metadata="", error_code=code
             )
         offset, known = position.offset, offsets.image.by_name.get(topic)
-        if position.opened == NOT_BEGUN and known is not None:
+        if not position.is_begun and known is not None:
             offset = max(offset, known.log_start(partition))
         found = OffsetFetchResponsePartitions(
             partition_index=partition,
@@ -120,8 +118,8 @@ class OffsetFetches(NamedTuple):
         return found
 
 
-def _for_older(answer: OffsetFetchResponseGroup) -> OffsetFetchResponseGroup:
-    """The answer for clients that do not know of offsets that are not stable: they ask for all again."""
+def _all_again(answer: OffsetFetchResponseGroup) -> OffsetFetchResponseGroup:
+    """The answer for a client that does not ask for stable offsets, and may not know of others: it asks again."""
     parts = [part for topic in answer.topics for part in topic.partitions]
     if any(part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT for part in parts):
         answer.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

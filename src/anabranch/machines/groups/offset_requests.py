@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from anabranch.machines.groups import classic
@@ -129,9 +130,8 @@ class OffsetRequests:
         self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
     ) -> OffsetFetchResponseGroup:
         """Return the committed offsets of a group."""
-        del now_ms
         group = self.groups.get(asked.group_id)
-        fetches = OffsetFetches(self.offsets, self.settling.is_owed)
+        fetches = OffsetFetches(self.offsets, partial(self.settling.is_owed, now_ms=now_ms))
         return fetches.fetch(group, asked, require_stable=require_stable, version=version)
 
     def committed(self, group_id: str) -> list[tuple[str, int]]:

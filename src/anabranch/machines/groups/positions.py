@@ -23,8 +23,6 @@ from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.lineage import Frontier
 
 NO_LAYOUT = -1
-NOT_BEGUN = -2
-"""As `Position.opened`: the coordinator wrote the position, and no client has committed one since."""
 POSITION_SIZE = 400
 """Bytes of memory for a position, with its place; a little more than was measured."""
 
@@ -38,11 +36,13 @@ class Position(NamedTuple):
     committed_at_ms: int = 0
     topic_id: UUID = NO_TOPIC_ID
     opened: int = NO_LAYOUT
-    """The newest layout whose gate was open when the partition was handed out (ADR 0033); or `NOT_BEGUN`."""
+    """The newest layout whose gate was open when the coordinator handed the partition out (ADR 0033)."""
     frontier: Frontier | None = None
     """The next offset by key, where it is not `offset` for all keys; `offset` is the lowest (ADR 0048)."""
     ranges_since: int = 0
     """Names the individual commits above `offset` that count; 0 where none do."""
+    is_begun: bool = True
+    """Whether a client has committed there; otherwise the coordinator wrote where the group is to begin."""
 
     @property
     def stands(self) -> Frontier:
@@ -264,12 +264,23 @@ def _position(value: OffsetCommitValue) -> Position:
         value.metadata,
         value.commit_timestamp,
         value.topic_id,
-        value.opened,
+        layout_of(value.opened),
         shares.frontier_of(value.frontier_starts, value.frontier_offsets, value.offset)
         if value.frontier_starts
         else None,
         value.ranges_since,
+        value.opened >= NO_LAYOUT,
     )
+
+
+def layout_of(opened: int) -> int:
+    """The layout of `OffsetCommitValue.opened`, which of a position that no client has committed is below -1."""
+    return opened if opened >= NO_LAYOUT else _mirrored(opened)
+
+
+def _mirrored(layout: int) -> int:
+    """-1, 0, 1 ... as -2, -3, -4 ..., and back."""
+    return 2 * NO_LAYOUT - 1 - layout
 
 
 def position_record(group_id: str, topic: str, partition: int, position: Position | None) -> CoordinatorRecord:
@@ -283,7 +294,7 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         metadata=position.metadata,
         commit_timestamp=position.committed_at_ms,
         topic_id=position.topic_id,
-        opened=position.opened,
+        opened=position.opened if position.is_begun else _mirrored(position.opened),
         ranges_since=position.ranges_since,
     )
     if position.frontier is not None:

@@ -23,7 +23,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH
 from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import individual, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
-from anabranch.machines.groups.positions import NO_LAYOUT, Position
+from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.shares import KeyRange
 
 REFRESHED_AFTER_MS = 3_600_000
@@ -112,7 +112,7 @@ def decide(
         if growth > max(0, room):
             return _too_many(stable, f"the group has {len(held)} ranges above the stable offset {stable}")
     since = position.ranges_since or (max(1, now_ms) if put else 0)
-    after = position.at(frontier)._replace(ranges_since=since, opened=max(position.opened, NO_LAYOUT))
+    after = position.at(frontier)._replace(ranges_since=since, is_begun=True)
     if after.offset != stable or commit.leader_epoch != NO_LEADER_EPOCH:
         after = after._replace(leader_epoch=commit.leader_epoch)
     if commit.metadata:
@@ -129,7 +129,7 @@ def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_me
     """Decide a plain commit of the offset of `after`: the position that the group has then."""
     if before is None or not by_member:
         return after
-    after = after._replace(opened=max(before.opened, NO_LAYOUT))
+    after = after._replace(opened=before.opened)
     if after.offset < before.offset:
         return after
     if before.frontier is None and not before.ranges_since:

@@ -54,7 +54,8 @@ class OffsetCommitValue:
     expire_timestamp: int = int64(since=1, until=1, default=-1)
     topic_id: UUID = uuid(since=4, tag=0, default=NO_TOPIC_ID)
     opened: int = int32(since=4, tag=10000, default=-1)
-    """Ours: the newest layout whose gate was open when the partition was handed out; -1 for none."""
+    """Ours: the newest layout whose gate was open when the partition was handed out; -1 for none. Of a position that no
+    client has committed, -2 for none, and -3, -4 ... for the layouts 0, 1 ..."""
     frontier_starts: Sequence[int] = array(int64, since=4, tag=10001)
     """Ours: where the steps of the group's frontier begin in the key space; none where `offset` is that of all keys."""
     frontier_offsets: Sequence[int] = array(int64, since=4, tag=10002)

@@ -34,6 +34,8 @@ GROUPS_AT_A_TIME = 20
 PARTITIONS_AT_A_TIME = 1_000
 """Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
+OWED_MAX_MS = 60_000
+"""How long a client that asks for a position which is to be written is told to ask again."""
 HELD_LOOKED_AT_MAX = 1_000
 """Held partitions that are looked at when a transaction ends; of more all are settled again."""
 Group = ConsumerGroup | ClassicGroup
@@ -57,6 +59,8 @@ class Settling:
         """By group: partitions of which an open transaction has committed offsets."""
         self._unopened: dict[str, dict[str, set[int]]] = {}
         """By topic and group: partitions whose log is not open."""
+        self._asked: dict[str, dict[tuple[str, int], int]] = {}
+        """By group: partitions that it was told to ask for again, with the time of the first question."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -134,19 +138,31 @@ class Settling:
             self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._some(draft, now_ms)
 
-    def is_owed(self, group_id: str, name: str, number: int) -> bool:
-        """Whether a group is to be given a position in a partition that appeared later, and has none yet."""
-        at, topic = (name, number), self._offsets.image.by_name.get(name)
-        if topic is None or self._offsets.current(group_id, *at) is not None:
+    def is_owed(self, group_id: str, name: str, number: int, now_ms: int) -> bool:
+        """Whether a group is told to ask again for its position in a partition: it is to be given one, and has none.
+
+        Not for longer than `OWED_MAX_MS` from the first question on.
+        """
+        if not self._owes(group_id, name, number):
+            self._asked.get(group_id, {}).pop((name, number), None)
             return False
-        if at in self._held.get(group_id, ()) or number in self._unopened.get(name, {}).get(group_id, ()):
+        since_ms = self._asked.setdefault(group_id, {}).setdefault((name, number), now_ms)
+        return now_ms - since_ms < OWED_MAX_MS
+
+    def _owes(self, group_id: str, name: str, number: int) -> bool:
+        at, topic = (name, number), self._offsets.image.by_name.get(name)
+        position = self._offsets.current(group_id, *at)
+        if topic is None or (position is not None and (position.is_begun or topic.is_open(number))):
+            return False  # A position that is the log start at least is known where the log is open.
+        unopened = self._unopened.get(name, {}).get(group_id, ())
+        if position is not None or at in self._held.get(group_id, ()) or number in unopened:
             return True
         is_left = group_id in self._left and name in self._topics
         return is_left and topic.has(number) and not self._starts.existed(group_id, topic, number)
 
     def drop(self, group_id: str) -> None:
         """Forget a group that is no more."""
-        for known in (self._left, self._subscribed, self._held):
+        for known in (self._left, self._subscribed, self._held, self._asked):
             known.pop(group_id, None)
         for groups in self._unopened.values():
             groups.pop(group_id, None)

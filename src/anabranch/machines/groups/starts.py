@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.image import TopicImage
-from anabranch.machines.groups.positions import NOT_BEGUN, Position, position_record
+from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord, GroupTopicStartKey, GroupTopicStartValue
 
 NOT_NOTED = -1
@@ -126,7 +126,7 @@ class Starts:
             for number in existing:
                 if number not in ends and lacks(number):
                     position = Position(
-                        topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id, opened=NOT_BEGUN
+                        topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False
                     )
                     yield position_record(group_id, topic.name, number, position)
 

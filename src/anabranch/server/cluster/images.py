@@ -119,8 +119,9 @@ class Images:
         if ordered and len(layouts) > 1:
             lineage = lineage_prepared(topic, self._peers.cuts)
             complete = complete and not lineage.unknown
-        elif len(layouts) > 1:
-            complete = complete and all(self._peers.is_open(topic.name, number) for number in visible)
+        initial = topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0
+        if initial:
+            complete = complete and self._peers.opened(topic.name) >= len(visible)
         image = TopicImage(
             topic_id=topic.topic_id,
             name=topic.name,
@@ -134,7 +135,7 @@ class Images:
             loads=partial(self._peers.load, topic.name),
             highest_count=1 + max(count - 1, max(topic.topic.partitions, default=0), *topic.topic.removed),
             accepts_ranges=ranges,
-            initial=topic.topic.initial_partition_count if len(layouts) > 1 or layouts[0].number else 0,
+            initial=initial,
         )
         return image, complete
 

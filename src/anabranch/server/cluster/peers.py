@@ -61,6 +61,9 @@ class Peers(Protocol):
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """The cuts of a partition for the published layouts of its topic; None while its leader does not know them."""
 
+    def opened(self, topic: str) -> int:
+        """How many logs of a topic are open, or damaged for good; each of the others may be opened at any time."""
+
     def is_open(self, topic: str, partition: int) -> bool:
         """Whether a partition's log is open: what is told of its offsets is known."""
 
@@ -145,6 +148,10 @@ class LocalPeers:
     def cuts(self, topic: Topic, partition: int) -> Cuts | None:
         """As `Peers.cuts`; None while the log of the partition cannot be opened."""
         return cuts_of(self._replicas.get(topic.name, partition), topic)
+
+    def opened(self, topic: str) -> int:
+        """As `Peers.opened`."""
+        return self._replicas.count_of(topic)
 
     def is_open(self, topic: str, partition: int) -> bool:
         """As `Peers.is_open`."""

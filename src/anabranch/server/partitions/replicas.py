@@ -131,6 +131,10 @@ class Replicas:
         for partition in self:
             yield partition.table
 
+    def count_of(self, topic: str) -> int:
+        """How many partitions of a topic live here."""
+        return len(self._topics.get(topic, ()))
+
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
         return [*self._topics.get(topic, {}).values()]

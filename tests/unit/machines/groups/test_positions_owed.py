@@ -10,6 +10,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.settling import OWED_MAX_MS
 from anabranch.machines.outcome import Outcome
 from anabranch.protocol.messages.join_group import JoinGroupResponse
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
@@ -65,11 +66,9 @@ def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_whi
     assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
 
 
-@pytest.mark.parametrize(
-    ("version", "code"), [(7, "UNSTABLE_OFFSET_COMMIT"), (6, "COORDINATOR_LOAD_IN_PROGRESS"), (1, None)]
-)
-def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int, code: str | None) -> None:
-    """Most clients do not, as they come. Before version 7 they know no such error, and ask for all again."""
+@pytest.mark.parametrize("version", [1, 6, 9])
+def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int) -> None:
+    """Most clients do not, as they come, and may know no such error: they ask for all again."""
     topic = Topic()
     topic.ends[0] = 2
     world = Asking(topic.image())
@@ -77,13 +76,120 @@ def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int, code: str
     made_again(topic)
     world.set_topics(unopened(topic, 1))
     join(world, "foo-0 foo-1")
-    said = ErrorCode[code or "COORDINATOR_LOAD_IN_PROGRESS"]
-    told = fetched(world, [0, 1], stable=False, version=version)
-    assert told == {0: (2, ErrorCode.NONE) if version >= 7 else (-1, said), 1: (-1, said)}
+    later = -1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert fetched(world, [0, 1], stable=False, version=version) == {0: later, 1: later}
     made_again(topic)
     world.set_topics(topic.image())
     world.advance(100)
     assert fetched(world, [0, 1], stable=False, version=version) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
+
+
+@pytest.mark.parametrize("stable", [True, False])
+def test_a_member_is_told_so_for_a_minute_at_the_most(stable: bool) -> None:
+    """Most clients begin none of their partitions meanwhile, and a log may be closed for good."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made_again(topic)
+    world.set_topics(unopened(topic, 1))
+    join(world, "foo-0 foo-1")
+    assert fetched(world, [1], stable=stable) != {1: (-1, ErrorCode.NONE)}
+    world.advance(OWED_MAX_MS - 1)
+    assert fetched(world, [1], stable=stable) != {1: (-1, ErrorCode.NONE)}
+    world.advance(1)
+    assert fetched(world, [0, 1], stable=stable) == {0: (2, ErrorCode.NONE), 1: (-1, ErrorCode.NONE)}
+    made_again(topic)
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert fetched(world, [1], stable=stable) == {1: (20, ErrorCode.NONE)}
+
+
+def closed(topic: Topic, number: int) -> Image:
+    """The topic while a log is not open."""
+    was = dict(topic.starts), dict(topic.ends)
+    image = topic.image()
+    known = image.by_name["foo"]
+    starts, ends = ({n: at for n, at in each.items() if n != number} for each in was)
+    made = replace(
+        known,
+        is_open=lambda n: n != number,
+        log_start=lambda n: starts.get(n, 0),
+        log_end=lambda n: ends.get(n, 0),
+    )
+    return Image(image.version, {"foo": made})
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_position_that_is_the_log_start_at_least_is_not_told_while_the_log_is_not_open(ordered: bool) -> None:
+    """What was deleted was out of range when the log was open, so that `latest` took the rest."""
+    topic = Topic(ordered=ordered)
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends[1], topic.starts[1] = 9, 3
+    world.set_topics(closed(topic, 1))
+    join(world, "foo-0 foo-1")
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    world.set_topics(topic.image())
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (3, ErrorCode.NONE)}
+
+
+def test_nor_is_a_partition_handed_out_that_waited_until_its_log_is_open() -> None:
+    """It existed when the group began, and waited: its position was written at 0, which was told as the log start."""
+    topic = Topic(2)
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    topic.ends = {0: 0, 1: 0}
+    world.set_topics(topic.resize(3))
+    a = settle(world, "A", a)
+    topic.ends[2] = 4
+    world.set_topics(topic.resize(2))
+    topic.ends[0] = 20
+    world.leave("A")
+    b = settle(world, "B", world.join("B").member_epoch)
+    world.advance(LOOK_MS)
+    b = settle(world, "B", b)
+    assert "foo-0" not in assigned(world, "B").split() and 0 not in committed(world)
+    topic.starts[0], topic.ordered = 15, False
+    world.image = closed(topic, 0)
+    world.reload()
+    b = settle(world, "B", world.beat("B", b).member_epoch)
+    world.set_topics(topic.image())
+    world.advance(LOOK_MS)
+    settle(world, "B", b)
+    assert "foo-0" in assigned(world, "B").split()
+    assert fetched(world, [0]) == {0: (15, ErrorCode.NONE)}
+
+
+@pytest.mark.parametrize("fails_over", [True, False])
+def test_what_is_deleted_after_an_owner_that_committed_nothing_is_not_where_the_next_one_begins(
+    fails_over: bool,
+) -> None:
+    """That nobody had begun there was not to be seen any more when the partition had been handed out."""
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.commit("A", a, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends[1] = 9
+    a = settle(world, "A", a)
+    assert assigned(world) == "foo-0"
+    world.commit("A", a, 0, 5)
+    world.advance(LOOK_MS)
+    a = settle(world, "A", a)
+    assert assigned(world) == "foo-0 foo-1"
+    world.leave("A")
+    topic.starts[1] = 6
+    if fails_over:
+        world.reload()
+    assert fetched(world, [1]) == {1: (6, ErrorCode.NONE)}
+    b = settle(world, "B", world.join("B").member_epoch)
+    world.advance(LOOK_MS)
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1" and committed(world) == {0: 5, 1: 6}
 
 
 def test_a_log_that_is_not_open_gets_no_position_where_no_order_is_kept_either() -> None:

@@ -300,6 +300,9 @@ class ForgetfulPeers:
     def cuts(self, topic: Topic, partition: int) -> None:
         return None
 
+    def opened(self, topic: str) -> int:
+        return 1 << 20
+
     def is_open(self, topic: str, partition: int) -> bool:
         return True
 

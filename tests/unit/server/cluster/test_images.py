@@ -35,6 +35,9 @@ class Leaders:
         runs = topic.ended.get(partition, ())
         return Cuts.of((run.layout, 10 * partition + 5) for run in runs if run.layout < topic.newest)
 
+    def opened(self, topic: str) -> int:
+        return 1 << 20 if self.known else 0
+
     def is_open(self, topic: str, partition: int) -> bool:
         return self.known
 
@@ -133,17 +136,24 @@ def test_a_topic_without_ordered_delivery_has_no_lineage() -> None:
     assert images.newest().by_name["t"].lineage is None
 
 
-def test_a_topic_without_ordered_delivery_is_looked_at_again_until_all_its_logs_are_open() -> None:
+@pytest.mark.parametrize("why", ["its order is given up", "its old layouts are folded away"])
+def test_a_resized_topic_without_a_lineage_is_looked_at_again_until_all_its_logs_are_open(why: str) -> None:
     """What is told of a log that is not open is 0: no position may be made of it."""
     cluster = Published(partitions=1)
     images, leaders = images_of(cluster)
-    change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
-    cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
     leaders.known = False
+    if why == "its order is given up":
+        change = ConfigChange("enable.ordered.delivery", ConfigOperation.SET, "false")
+        cluster.submit(lambda state: configs.decide_alter_configs(state, AlterConfigs("t", [change])))
     cluster.resize(2)
     cluster.run()
+    if why == "its old layouts are folded away":
+        like = cluster.view.find("t")
+        assert like is not None
+        folded = replace(like.topic, layouts=like.topic.layouts[-1:], ended={})
+        cluster.view.update(ClusterUpdate(topics={"t": replace(like, topic=folded)}))
     closed = images.newest().by_name["t"]
-    assert not closed.is_open(1)
+    assert closed.lineage is None and closed.was_resized and not closed.is_open(1)
     leaders.known = True
     cluster.view.update(ClusterUpdate())
     opened = images.newest().by_name["t"]
