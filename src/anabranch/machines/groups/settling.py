@@ -34,8 +34,8 @@ GROUPS_AT_A_TIME = 20
 PARTITIONS_AT_A_TIME = 1_000
 """Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
-OWED_MAX_MS = 60_000
-"""How long a client that asks for a position which is to be written is told to ask again."""
+OWED_MAX_MS = 30_000
+"""How long a client that asks for a position which is to be written is told to ask again: less than most wait."""
 HELD_LOOKED_AT_MAX = 1_000
 """Held partitions that are looked at when a transaction ends; of more all are settled again."""
 Group = ConsumerGroup | ClassicGroup

@@ -85,7 +85,7 @@ def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int) -> None:
 
 
 @pytest.mark.parametrize("stable", [True, False])
-def test_a_member_is_told_so_for_a_minute_at_the_most(stable: bool) -> None:
+def test_a_member_is_told_so_for_half_a_minute_at_the_most(stable: bool) -> None:
     """Most clients begin none of their partitions meanwhile, and a log may be closed for good."""
     topic = Topic()
     topic.ends[0] = 2
