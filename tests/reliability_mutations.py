@@ -566,7 +566,7 @@ RELIABILITY = (
             Edit(
                 "client/consumer/handout.py",
                 "self._unyielded.setdefault(TopicPartition(part.topic, part.partition), records[0].offset)",
-                "pass",
+                "records.copy()",
             ),
         ),
         (*PYTEST, f"{HANDOUT}::test_what_a_poll_has_yet_to_return_is_not_consumed_and_comes_again_where_it_never_does"),

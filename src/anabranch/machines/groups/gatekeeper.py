@@ -264,7 +264,7 @@ class Gatekeeper:
             return False
         if topic.is_gated and self._is_closed(group, gates, topic, at, now_ms):
             return True
-        if self._hand_outs.awaits_log(group.group_id, topic, at[1]):
+        if self._hand_outs.awaits_log(group.group_id, gates, topic, at[1]):
             return True
         return self._hand_outs.awaits_transaction(group.group_id, gates, topic, at[1])
 

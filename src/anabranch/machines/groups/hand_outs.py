@@ -77,12 +77,15 @@ class HandOuts:
             gates.is_due = True
         return True
 
-    def awaits_log(self, group_id: str, topic: TopicImage, number: int) -> bool:
+    def awaits_log(self, group_id: str, gates: GroupGates, topic: TopicImage, number: int) -> bool:
         """Whether it depends on the log start where a partition begins, and that is not known: its log is not open."""
         if topic.is_open(number):
             return False
         was = self._offsets.current(group_id, topic.name, number)
-        return was is None or not was.is_begun
+        if was is not None:
+            return not was.is_begun
+        has_waited = (topic.topic_id, number) in gates.waited or self._starts.waited(group_id, topic, number)
+        return has_waited or not self._starts.existed(group_id, topic, number)
 
     def look_at_transactions(self, group_id: str, gates: GroupGates) -> None:
         """Have partitions handed out that waited for a transaction which has ended."""
