@@ -198,7 +198,9 @@ async def _fetched_of(
             else:
                 _TOPICS.join(found, response[0], continued=continued)
             await asyncio.sleep(0)
-            if found.error_code:
+            if found.error_code:  # Of the first versions only partitions have errors: each one that was asked for.
+                refusal = ApiError(ErrorCode.of(found.error_code))
+                found = await asyncio.get_running_loop().run_in_executor(None, _refused, group, refusal)
                 break
         assert found is not None
         answers.append(found)
