@@ -146,6 +146,8 @@ class WatchedCoordinator(Coordinator):
         super().__init__(broker.world.settings)
         self.broker = broker
         self.step: Step | None = None
+        self.is_loaded = False
+        """Whether it has decided what follows from being loaded, which a thread may do."""
 
     consumer_group_heartbeat = _watched("consumer_group_heartbeat", _of_request)
     prepare_assignment = _watched("prepare_assignment", _of_request)
@@ -172,6 +174,7 @@ class WatchedCoordinator(Coordinator):
         assert_stored_equal(self, broker.fold)
         broker.fold.image = self.image
         broker.world.rules.after_load(broker, self)
+        self.is_loaded = True
         return self.decide_loaded(now_ms)
 
     def apply(self, record: CoordinatorRecord, *, producer_id: int = -1) -> None:

@@ -440,7 +440,7 @@ class World:
     def _check_logs(self) -> None:
         for broker in self.brokers:
             broker.check_replay()
-            if broker.machine is not None:
+            if broker.machine is not None and broker.machine.is_loaded:
                 self.rules.check_machine(broker, broker.machine)
 
     def heal(self) -> None:
