@@ -349,3 +349,39 @@ def test_what_was_taken_first_runs_first_so_that_few_ranges_are_left() -> None:
         assert tracker.done(done.lease, 1)
         most = max(most, tracker.fresh)
     assert most <= 200
+
+
+@pytest.mark.parametrize("finished_first", [True, False])
+def test_a_record_that_is_here_already_does_not_come_again_when_the_position_has_gone_back(
+    finished_first: bool,
+) -> None:
+    """A late commit of another member puts a group back: of what was taken again there were two, and `done` failed.
+
+    Nor do ranges of the records before those that are here reach into theirs.
+    """
+    tracker, tp = Tracker(SETTINGS), PARTITIONS[0]
+    tracker.begin(tp, 11)
+    taken_first = [Given(11, b"z", None, 0), Given(12, b"a", None, 1), Given(14, b"a", None, 2)]
+    tracker.take(tp, taken_first, 15, exact=True)
+    long = tracker.next(0)
+    offsets: list[int] = []
+
+    def finish() -> None:
+        entry = tracker.next(0)
+        assert entry is not None and tracker.done(entry.lease, entry.deliveries)
+        offsets.append(entry.offset)
+
+    if finished_first:
+        finish()
+    tracker.stands(tp, 5)
+    again = [Given(5, b"a", None, 3), Given(10, b"b", None, 4), Given(12, b"a", None, 5), Given(13, b"c", None, 6)]
+    tracker.take(tp, again, 14)
+    while tracker.ready:
+        finish()
+        fresh = tracker.take_fresh()
+        assert all(first <= last for ranges in fresh.values() for first, last in ranges)
+        tracker.give_back(fresh)
+    assert sorted(offsets) == [5, 10, 12, 13, 14]
+    assert long is not None and long.offset == 11 and tracker.done(long.lease, 1) and tracker.unfinished == 0
+    tracker.stands(tp, 15)
+    assert tracker.stable(tp, 15) == 15 and not tracker.take_fresh() and tracker.fresh == 0

@@ -149,19 +149,26 @@ class Tracker:
         """Take the next records of a partition, in order; `end` is the position behind them.
 
         `skipped`: the ranges between them that were done before, ascending; they are not committed again. With `exact`
-        nothing between them is: others have those records.
+        nothing between them is: others have those records. Nor is it of records before others that were taken: those
+        are of their own ranges. A record that is here already does not come again, though the position has gone back
+        before it: a late commit of another member may have put the group back.
         """
         tracked = self._partitions[tp]
-        behind = bool(records) and bool(tracked.order) and records[0].offset < tracked.order[-1].offset
-        position, taken = tracked.position, tracked.taken
+        behind = bool(records) and bool(tracked.order) and records[0].offset <= tracked.order[-1].offset
+        position, taken, count = tracked.position, tracked.taken, 0
+        here = {entry.offset for entry in tracked.order} if behind else ()
         skips = iter(skipped)
         skip = next(skips, None)
         for record in records:
+            if record.offset in here:
+                position = record.offset + 1
+                continue
+            count += 1
             while skip is not None and skip[0] < record.offset:
                 position = max(position, skip[1] + 1)
                 skip = next(skips, None)
             size = len(record.key or b"") + len(record.value or b"")
-            entry = Entry(tp, record, record.offset if exact else position, taken, size)
+            entry = Entry(tp, record, record.offset if exact or behind else position, taken, size)
             taken += size
             position = entry.offset + 1
             tracked.order.append(entry)
@@ -175,8 +182,8 @@ class Tracker:
                     continue
             self._make_ready(tracked, entry)
         assert position <= end, (tp, position, end)
-        self.unfinished += len(records)
-        tracked.unfinished += len(records)
+        self.unfinished += count
+        tracked.unfinished += count
         self.size += taken - tracked.taken
         tracked.size += taken - tracked.taken
         tracked.position, tracked.taken = end, taken
