@@ -177,7 +177,7 @@ class FalseLog:
             if batch.is_committed is not None or (counts is False and batch.end > end):
                 batches.append(batch)  # A marker stays: what is left of its transaction counts by it.
                 continue
-            if not counts and counts is not None:
+            if counts is False:
                 continue
             kept = tuple(
                 entry

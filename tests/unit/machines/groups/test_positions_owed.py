@@ -50,8 +50,8 @@ def join(world: Asking, owned: str) -> None:
     world.sync_classic(joined.member_id, joined.generation_id, [handed])
 
 
-def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_while_its_log_is_not_open() -> None:
-    """It would begin where its reset says, for good: a generation is handed out whatever logs are open."""
+def while_a_log_is_closed() -> tuple[Topic, Asking]:
+    """A classic member has both partitions; of the later one, which begins at 20, the log is not open."""
     topic = Topic()
     topic.ends[0] = 2
     world = Asking(topic.image())
@@ -59,49 +59,43 @@ def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_whi
     made_again(topic)
     world.set_topics(unopened(topic, 1))
     join(world, "foo-0 foo-1")
-    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    return topic, world
+
+
+def log_opens(topic: Topic, world: Asking) -> None:
     made_again(topic)
     world.set_topics(topic.image())
     world.advance(100)
+
+
+def test_a_classic_member_is_not_told_that_a_later_partition_has_no_position_while_its_log_is_not_open() -> None:
+    """It would begin where its reset says, for good: a generation is handed out whatever logs are open."""
+    topic, world = while_a_log_is_closed()
+    assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: OWED}
+    log_opens(topic, world)
     assert fetched(world, [0, 1]) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
 
 
 @pytest.mark.parametrize("version", [1, 6, 9])
 def test_nor_is_one_that_does_not_ask_for_stable_offsets(version: int) -> None:
     """Most clients do not, as they come, and may know no such error: they ask for all again."""
-    topic = Topic()
-    topic.ends[0] = 2
-    world = Asking(topic.image())
-    world.commit("", -1, 0, 2)
-    made_again(topic)
-    world.set_topics(unopened(topic, 1))
-    join(world, "foo-0 foo-1")
+    topic, world = while_a_log_is_closed()
     later = -1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert fetched(world, [0, 1], stable=False, version=version) == {0: later, 1: later}
-    made_again(topic)
-    world.set_topics(topic.image())
-    world.advance(100)
+    log_opens(topic, world)
     assert fetched(world, [0, 1], stable=False, version=version) == {0: (2, ErrorCode.NONE), 1: (20, ErrorCode.NONE)}
 
 
 @pytest.mark.parametrize("stable", [True, False])
 def test_a_member_is_told_so_for_half_a_minute_at_the_most(stable: bool) -> None:
     """Most clients begin none of their partitions meanwhile, and a log may be closed for good."""
-    topic = Topic()
-    topic.ends[0] = 2
-    world = Asking(topic.image())
-    world.commit("", -1, 0, 2)
-    made_again(topic)
-    world.set_topics(unopened(topic, 1))
-    join(world, "foo-0 foo-1")
+    topic, world = while_a_log_is_closed()
     assert fetched(world, [1], stable=stable) != {1: (-1, ErrorCode.NONE)}
     world.advance(OWED_MAX_MS - 1)
     assert fetched(world, [1], stable=stable) != {1: (-1, ErrorCode.NONE)}
     world.advance(1)
     assert fetched(world, [0, 1], stable=stable) == {0: (2, ErrorCode.NONE), 1: (-1, ErrorCode.NONE)}
-    made_again(topic)
-    world.set_topics(topic.image())
-    world.advance(100)
+    log_opens(topic, world)
     assert fetched(world, [1], stable=stable) == {1: (20, ErrorCode.NONE)}
 
 
