@@ -118,4 +118,10 @@ SHARING = (
         (*PYTEST, f"{STORIES}::test_keys_that_move_are_committed_before_they_go_so_that_no_record_comes_twice"),
         FOUR,
     ),
+    Mutation(
+        "keys that wait at a gate go through it with what others have finished there",
+        (Edit("machines/groups/ranged_commits.py", "at == len(gates) or furthest <= gates[at]", "at <= len(gates)"),),
+        lives(2_001_441),
+        f"{BY_RANGE}::test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there",
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.client.sync import Admin
+from anabranch.client.sync import Admin, Consumer, Producer
+from anabranch.machines.keyspace import interval
 from anabranch.protocol.messages.offset_commit import (
     KeyRangeOffset,
     OffsetCommitRequest,
@@ -22,6 +23,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetRange,
 )
+from tests.end_to_end.test_gates_by_time import name_at
 from tests.support.broker import SLOW_STEP, BrokerProcess
 from tests.support.commands import document
 from tests.support.group_client import GroupClient
@@ -246,6 +248,49 @@ def test_a_zombie_is_fenced(broker: BrokerProcess) -> None:
         fine = client.commit_ranges((80, 81), member="member", epoch=joined.member_epoch)
         assert fine.error_code == ErrorCode.NONE
         assert client.progress()[1][-1] == (80, 81)
+
+
+def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there(broker: BrokerProcess) -> None:
+    """The group stood behind the gate then, as all before is done, and its next owner took the gate for passed."""
+    before = TopicPartition("t", 1)
+    kept, moved = (name_at((2, part)) + "-0" for part in (0, 1))
+    with Admin(broker.address) as admin, Producer(broker.address) as producer:
+
+        def send(*keys: str) -> None:
+            for key in keys:
+                producer.send("t", key, key=key)
+            producer.flush()
+
+        admin.create_topics("t", partitions=1)
+        send(kept, moved)
+        admin.resize("t", 2)
+        send(moved)
+        admin.resize("t", 1)
+        send(kept, moved)
+    with connected(broker) as client:
+        gate, (mine, others) = 2, (interval(part, 2, 1) for part in (0, 1))
+        client.commit("g", {("t", 0): 0})
+        client.commit_ranges((gate, gate))
+        client.commit_ranges(shares=[(others.start, others.end, gate)])
+        client.commit_ranges(shares=[(mine.start, mine.end, gate + 2)])
+        assert client.progress()[0] == gate
+    with Consumer(broker.address, group_id="g", auto_offset_reset="earliest") as consumer:
+
+        def wait(partitions: Collection[TopicPartition]) -> None:
+            if before in partitions:
+                consumer.pause(before)
+
+        consumer.subscribe("t", on_partitions_assigned=wait)
+        deadline = time.monotonic() + 20
+        while not consumer.assignment() and time.monotonic() < deadline:
+            assert not consumer.poll(0.1)
+        for _ in range(10):
+            assert not consumer.poll(0.1), "the record before it is in the partition that is paused"
+        consumer.resume(before)
+        read: list[tuple[int, int]] = []
+        while len(read) < 2 and time.monotonic() < deadline:
+            read += [(record.partition, record.offset) for record in consumer.poll(0.2)]
+        assert read == [(1, 0), (0, gate + 1)]
 
 
 def test_a_broker_can_refuse_individual_commits(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ write the positions after all records returned by earlier polls.
 
 Where work is finished out of order, a commit has the stable offset, and the ranges done above it since the last one. A
 coordinator that knows ranges says so in its answer to the first commit; of any other only the stable offset is asked.
-In a partition with ranges the stable offset is moved by a range, too: a plain offset from a consumer that is no member
-of the group would have its coordinator forget the ranges above.
+In a partition with ranges the stable offset is committed as that of all keys: a plain offset from a consumer that is no
+member of the group would have its coordinator forget the ranges above, and a range goes through no gate.
 
 Of a shared partition the offsets of this member's ranges of keys are committed, and never a plain one: that would say
 of other members' keys, too, that they are processed.
@@ -38,6 +38,7 @@ from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import BEGINNING, MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.key_ranges import Piece
 from anabranch.machines.clients.processing import Ranges
+from anabranch.machines.keyspace import SPACE
 
 TOPIC_GONE_TIMEOUT_MS = 2_000
 
@@ -184,10 +185,8 @@ class Commits:
                 later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
                 for tp in later:
                     self._check_held([tp], drops)
-                    fresh = left.get(tp, ())
-                    moved = self._above(tp, fresh) if tp in shares else self._up_to(tp, offsets[tp], fresh)
-                    if moved:
-                        await self._commit_or_refuse(tp, offsets[tp], moved, deadline, drops)
+                    is_whole = tp not in shares and not self._context.fetcher.share(tp)
+                    await self._commit_or_refuse(tp, offsets[tp], left.get(tp, ()), deadline, drops, is_whole=is_whole)
                     if tp.topic not in self._refused:
                         left.pop(tp, None)
         finally:
@@ -204,27 +203,29 @@ class Commits:
         takes = context.offsets.takes_ranges is True and tp.topic not in self._refused
         return takes and tp in context.committed and (tp in fresh or tp in context.ranged)
 
-    def _up_to(self, tp: TopicPartition, stable: int, ranges: Ranges) -> Ranges:
-        """Return ranges, and before them the one that moves the stable offset."""
-        committed = self._context.committed[tp]
-        return [(committed, stable - 1), *ranges] if committed < stable else ranges
-
     def _above(self, tp: TopicPartition, ranges: Ranges) -> Ranges:
         """Leave out of ranges what lies below the stable offset."""
         stable = self._context.committed[tp]
         return [(max(first, stable), last) for first, last in ranges if last >= stable]
 
     async def _commit_or_refuse(
-        self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int, drops: int
+        self, tp: TopicPartition, stable: int, ranges: Ranges, deadline: int, drops: int, *, is_whole: bool
     ) -> None:
+        """Commit the stable offset of a partition that is no share, as that of all keys, and ranges above it."""
+        committed = self._context.committed[tp]
         try:
-            await self._commit_ranges({tp: ranges}, deadline, drops)
+            if is_whole and committed < stable:
+                everything = [(SPACE.start, SPACE.end, stable)]
+                await self._commit({tp: OffsetAndMetadata(committed, shares=everything)}, deadline, drops)
+                self._check_held([tp], drops)
+            if above := self._above(tp, ranges):
+                await self._commit_ranges({tp: above}, deadline, drops)
         except ApiError as error:
             if error.code is not ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED:
                 raise
             _log.warning("group '%s': %s; it is committed without ranges", self._context.group_id, error)
             self._refused.add(tp.topic)
-            if not self._context.fetcher.share(tp):
+            if is_whole:
                 await self._commit({tp: OffsetAndMetadata(stable)}, deadline, drops)
 
     async def _commit_ranges(self, ranges: Mapping[TopicPartition, Ranges], deadline: int, drops: int) -> None:
@@ -319,13 +320,13 @@ class Commits:
     def _note(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
         """Note a commit that counts."""
         context, stable = self._context, self._context.offsets.stable.get(tp, -1)
-        if at.shares:
+        if at.shares and context.fetcher.share(tp):
             context.committed_shares[tp] = at.shares
             context.note_committed_by_key(tp, max(stable, 0), at.shares)
         elif at.ranges and context.fetcher.share(tp):
             context.committed[tp] = stable
         else:
-            context.note_committed(tp, stable if at.ranges else at.offset)
+            context.note_committed(tp, stable if at.ranges or at.shares else at.offset)
 
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
         """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""

@@ -28,7 +28,7 @@ from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.ranges_on_wire import commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.groups.shared_commits import refusal
+from anabranch.machines.groups.shared_commits import is_shared, refusal
 from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
@@ -259,7 +259,8 @@ class Offsets:
             elif isinstance(part, TxnOffsetCommitRequestPartition):
                 yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft)
             else:
-                yield self._commit_ranges(group_id, topic, part, now_ms, draft)
+                shared = member is not None and is_shared(member[0], topic.topic_id, index)
+                yield self._commit_ranges(group_id, topic, part, now_ms, draft, shared=shared)
 
     def _commit_plain(
         self,
@@ -278,7 +279,7 @@ class Offsets:
         position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
         if before is not None:
             held = self.individual.of(group_id, (topic.name, index), before)
-            position = ranged_commits.plain(before, held, position, by_member=by_member)
+            position = ranged_commits.plain(before, held, position, topic.gates(index), by_member=by_member)
         self.on_commit(group_id, topic, index, position)
         draft.write(position_record(group_id, topic.name, index, position))
         self.counts["commit"] += 1
@@ -373,10 +374,10 @@ class Offsets:
         """Make a change of a committed transaction part of its position, durably."""
         topic, index = change.partition
         before = self.current(change.group_id, topic, index)
-        held = self.individual.of(change.group_id, change.partition, before)
-        decided = fold(before, held, change, now_ms)
-        if decided is not None:
-            self._write(change.group_id, self.image.by_name.get(topic), index, decided, draft)
+        held, known = self.individual.of(change.group_id, change.partition, before), self.image.by_name.get(topic)
+        decided = None if known is None else fold(before, held, change, now_ms, known.gates(index))
+        if decided is not None and known is not None:
+            self._write(change.group_id, known, index, decided, draft)
         draft.write(tombstone(change))
 
     def _checked(
@@ -395,14 +396,12 @@ class Offsets:
     def _write(
         self,
         group_id: str,
-        topic: TopicImage | None,
+        topic: TopicImage,
         index: int,
         counted: ranged_commits.Counted,
         draft: Draft[CoordinatorRecord],
     ) -> None:
-        """Add the records of a commit that counts; of a topic that is gone there are none."""
-        if topic is None:
-            return
+        """Add the records of a commit that counts."""
         position = counted.position
         if counted.is_changed:
             self.on_commit(group_id, topic, index, position)
@@ -419,8 +418,10 @@ class Offsets:
         part: OffsetCommitRequestPartition,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
+        *,
+        shared: bool,
     ) -> Answered:
-        """Add the records of a commit by ranges."""
+        """Add the records of a commit by ranges. `shared`: members share the partition."""
         index = part.partition_index
         before = self.current(group_id, topic.name, index)
         stable = -1 if before is None else before.offset
@@ -431,7 +432,8 @@ class Offsets:
         room = min(
             self.settings.ranges_per_partition_max - len(held), self.settings.ranges_max - self.settings.ranges_held()
         )
-        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms)
+        gates = topic.gates(index)
+        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms, gates, is_shared=shared)
         if isinstance(decided, ranged_commits.Refused):
             first = held.first()
             if decided.code is ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED and first is not None:

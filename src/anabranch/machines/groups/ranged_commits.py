@@ -9,12 +9,17 @@
 So a plain commit does what its sender expects, who knows nothing of all this: what others did above the offset of a
 stock member that has read on from the stable offset is kept, and a tool that sets the offset of a group has every
 record from there delivered again. What counts is a fact: no commit by ranges undoes it, and it may be committed again.
+
+A position behind the end of a segment says to members that the gate there was open once (ordering.md, 6.1). A range of
+offsets does not say of which keys it is, so the frontier goes through ranges to the next such end and no further: the
+keys that stand there may wait at the gate, and what lies behind it may be of others. They go on by a plain commit, by
+their own range of keys, or, where all keys stand there and nobody shares them, by a range that holds the gate itself.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -79,9 +84,21 @@ def checked(
 
 
 def decide(
-    before: Position | None, held: OffsetRanges, commit: RangedCommit, room: int, topic_id: UUID, now_ms: int
+    before: Position | None,
+    held: OffsetRanges,
+    commit: RangedCommit,
+    room: int,
+    topic_id: UUID,
+    now_ms: int,
+    gates: Sequence[int] | None = (),
+    *,
+    is_shared: bool = False,
 ) -> Decided:
-    """Decide a commit above a position. `room`: how many ranges more may be held."""
+    """Decide a commit above a position. `room`: how many ranges more may be held.
+
+    `gates`: where a gate may be in the partition, ascending; None while that is not known. `is_shared`: members share
+    the partition.
+    """
     position = before or Position(max(0, commit.base), topic_id=topic_id)
     stable = position.offset
     lowest = min((*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1])))
@@ -101,7 +118,8 @@ def decide(
             at = bisect_right(starts, offset) - 1
             return max(held.reaches(offset), merge.put[at][1] + 1 if at >= 0 else 0)
 
-        frontier = shares.through(frontier, reaches)
+        passed = () if is_shared or not shares.is_constant(frontier) else commit.offset_ranges
+        frontier = shares.through(frontier, _before_gates(reaches, gates, passed))
     if len(frontier.starts) > FRONTIER_STEPS_MAX:
         return _too_many(stable, f"the keys of the partition have {len(frontier.starts)} offsets of their own")
     moved = shares.stable(frontier)
@@ -121,12 +139,39 @@ def decide(
     return Counted(after._replace(committed_at_ms=now_ms), is_changed, put, removed, merge.repeated)
 
 
+def _before_gates(
+    reaches: Callable[[int], int], gates: Sequence[int] | None, passed: Sequence[Range] = ()
+) -> Callable[[int], int]:
+    """Go as far as `reaches` says, and no further than to the next gate that lies in none of `passed`."""
+    if gates is None:
+        return lambda offset: offset
+
+    def reaches_before(offset: int) -> int:
+        while True:
+            furthest, at = reaches(offset), bisect_left(gates, offset)
+            if at == len(gates) or furthest <= gates[at]:
+                return furthest
+            gate = gates[at]
+            if not any(first <= gate <= last for first, last in passed):
+                return gate
+            offset = gate + 1
+
+    return reaches_before
+
+
 def _too_many(stable: int, reason: str) -> Refused:
     return Refused(ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, stable, f"Too many individual commits: {reason}.")
 
 
-def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_member: bool) -> Position:
-    """Decide a plain commit of the offset of `after`: the position that the group has then."""
+def plain(
+    before: Position | None,
+    held: OffsetRanges,
+    after: Position,
+    gates: Sequence[int] | None = (),
+    *,
+    by_member: bool,
+) -> Position:
+    """Decide a plain commit of the offset of `after`: the position that the group has then; `gates` as in `decide`."""
     if before is None or not by_member:
         return after
     after = after._replace(opened=before.opened)
@@ -134,5 +179,5 @@ def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_me
         return after
     if before.frontier is None and not before.ranges_since:
         return after
-    frontier = shares.through(shares.at_least(before.stands, after.offset), held.reaches)
+    frontier = shares.through(shares.at_least(before.stands, after.offset), _before_gates(held.reaches, gates))
     return after.at(frontier)._replace(ranges_since=before.ranges_since)

@@ -126,8 +126,10 @@ def tombstone(change: Change) -> CoordinatorRecord:
     )
 
 
-def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: int) -> ranged_commits.Counted | None:
-    """What a change makes of a position; None where it changes nothing any more."""
+def fold(
+    position: Position | None, held: OffsetRanges, change: Change, now_ms: int, gates: Sequence[int] | None = ()
+) -> ranged_commits.Counted | None:
+    """What a change makes of a position; None where it changes nothing any more. `gates` as in `ranged_commits`."""
     value = change.value
     if position is None or position.ranges_since != value.since:
         return None
@@ -137,7 +139,7 @@ def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: 
     if not ranges and not keys:
         return None
     commit = RangedCommit(-1, ranges, keys)
-    decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms)
+    decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms, gates)
     return decided if isinstance(decided, ranged_commits.Counted) else None
 
 
