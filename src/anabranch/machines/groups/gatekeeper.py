@@ -363,9 +363,16 @@ class Gatekeeper:
             gates.is_due = True
 
     def positions_gone(self, group_id: str) -> None:
-        """Note that committed offsets of a group were deleted."""
+        """Note that committed offsets of a group are gone, as they were not used for long."""
         gates = self._of.get(group_id)
         if gates is not None:
+            gates.outdate(list(gates.evaluated))
+
+    def deleted(self, group_id: str, partitions: Iterable[At]) -> None:
+        """Note that offsets were deleted for a group to begin anew: where a former owner stood counts no more."""
+        gates = self._of.get(group_id)
+        if gates is not None:
+            gates.standing.begin_anew(partitions)
             gates.outdate(list(gates.evaluated))
 
     def answered(self, group_id: str, topic_id: UUID, asked: Mapping[int, int], found: Mapping[int, int]) -> None:

@@ -18,7 +18,7 @@ from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.ranged import RangedCommits
-from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.shared_commits import bounded
 from anabranch.machines.groups.transaction_ranges import Waiting
@@ -144,5 +144,8 @@ class OffsetRequests:
         """Forget positions, but not of topics that members read."""
         del now_ms
         group = self.groups.get(request.group_id)
-        self.keeper.positions_gone(request.group_id)
-        return self.ranged.burying(self.offsets.delete(group, request, self._read_topics(group)))
+        outcome = self.offsets.delete(group, request, self._read_topics(group))
+        by_name, keys = self.offsets.image.by_name, (record.key for record in outcome.records)
+        gone = [(key.topic, key.partition) for key in keys if isinstance(key, OffsetCommitKey)]
+        self.keeper.deleted(request.group_id, [(by_name[name].topic_id, it) for name, it in gone if name in by_name])
+        return self.ranged.burying(outcome)

@@ -15,8 +15,7 @@ before that has ended, nor one in a log that is not open; who asks for it meanwh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Mapping, Set
 from itertools import islice
 
 from anabranch.machines.groups import classic
@@ -25,7 +24,7 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.offsets import Offsets
-from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.starts import NOT_NOTED, Start, Starts, start_record
 from anabranch.machines.outcome import Draft, Outcome
@@ -66,13 +65,15 @@ class Settling:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
         group_id, by_name = group.group_id, self._offsets.image.by_name
         before, now = self._subscribed.get(group_id, frozenset()), self.look(group)
+        keys = [record.key for record in draft.records] if now - before else []
+        written = {(key.topic, key.partition) for key in keys if isinstance(key, OffsetCommitKey)}
         if isinstance(group, ClassicGroup) and group_id in self._left:
             del self._left[group_id]
             for topic in filter(None, map(by_name.get, sorted(self._topics.keys() & now & before))):
                 self._settle(group_id, topic, draft, now_ms, begun=True)
         for topic in filter(None, map(by_name.get, sorted(now - before))):
             begun = self._offsets.has_begun(group_id, topic)
-            self._settle(group_id, topic, draft, now_ms, begun=begun)
+            self._settle(group_id, topic, draft, now_ms, begun=begun, written=written)
         for topic in filter(None, map(by_name.get, sorted(before - now))):
             if self._starts.get(group_id, topic.topic_id) is not None:
                 continue
@@ -202,9 +203,17 @@ class Settling:
         *,
         begun: bool,
         records_max: int | None = None,
+        written: Set[tuple[str, int]] = frozenset(),
     ) -> None:
-        """Settle a group in a topic; where that takes more than `records_max` records, it stays among those left."""
-        records = self._starts.settle(group_id, topic, partial(self._lacks, group_id, topic), now_ms, begun=begun)
+        """Settle a group in a topic; where that takes more than `records_max` records, it stays among those left.
+
+        `written`: partitions whose position this decision writes already, as it hands them out.
+        """
+
+        def lacks(number: int) -> bool:
+            return (topic.name, number) not in written and self._lacks(group_id, topic, number)
+
+        records = self._starts.settle(group_id, topic, lacks, now_ms, begun=begun)
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None

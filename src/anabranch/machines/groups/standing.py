@@ -257,6 +257,12 @@ class Standing:
                 topics.add(at[0])
         return topics
 
+    def begin_anew(self, partitions: Iterable[At]) -> None:
+        """Drop what owners have said of partitions, or is guessed of them."""
+        for at in partitions:
+            for known in (self.reports, self.tenures, self.stalls):
+                known.pop(at, None)
+
     # -- watching ------------------------------------------------------------------------------------------------------
 
     def look(

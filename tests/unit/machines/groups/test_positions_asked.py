@@ -28,6 +28,11 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from anabranch.protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
 from tests.support.groups import GROUP, GroupWorld, assignment, subscription, topic_id
 
@@ -454,3 +459,39 @@ def test_leaders_are_asked_one_question_at_a_time_and_again_while_a_gate_is_clos
     asked = len(world.asked)
     world.advance(10_000)
     assert len(world.asked) == asked, "no gate is closed, so no leader is asked"
+
+
+def delete_offsets(world: Asking, *partitions: int) -> None:
+    parts = [OffsetDeleteRequestPartition(partition_index=number) for number in partitions]
+    request = OffsetDeleteRequest(group_id=GROUP, topics=[OffsetDeleteRequestTopic(name="foo", partitions=parts)])
+    answer = world.submit(lambda machine: machine.offset_delete(request, world.now_ms))
+    assert {part.error_code for part in answer.topics[0].partitions} == {ErrorCode.NONE}
+
+
+def test_where_a_former_owner_stood_counts_no_more_when_its_offsets_are_deleted() -> None:
+    world = Asking(flat())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(grown())
+    world.commit("A", a, 0, 5)
+    world.ask("A", a, reports=[(0, 5)], wait_ms=0)
+    world.beat("A", a, topics=["bar"])
+    assert world.named(world.group.members["A"].revoking) == "foo-0"
+    delete_offsets(world, 0, 1)
+    b = settle(world, "B", world.join("B").member_epoch)
+    assert world.named(world.group.members["B"].assigned) == "", "foo-0 is to be read again, from its beginning"
+    world.beat("A", a, "")
+    settle(world, "B", b)
+    assert world.named(world.group.members["B"].assigned) == "foo-0"
+
+
+def test_the_position_of_a_hand_out_is_not_written_over_where_its_topic_is_subscribed_to() -> None:
+    world = Asking(flat())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.set_topics(grown())
+    assert (FOO, 1) in world.coordinator.keeper.of(GROUP).waited
+    world.commit("A", a, 0, 5)
+    world.beat("A", a, topics=["bar"])
+    delete_offsets(world, 1)
+    assert "foo-1" in (world.told(world.join("B")) or "")
+    position = world.coordinator.positions.get(GROUP, "foo", 1)
+    assert position is not None and position.opened == 1, "the gate that was open at the hand-out"
