@@ -5,6 +5,7 @@ it existed, and did not wait at a gate                   ->  none: the client be
 it waited, and the group is known to read from the end   ->  the log end when the group began, or the gate
 it waited, and nothing was written meanwhile             ->  none: the client's reset loses nothing either way
 it waited, and what its reset says is not known          ->  the log start, which loses nothing
+it waited, and its group is a classic one now            ->  the same, when it becomes one, or subscribes to the topic
 
 That a partition waited is written down with the group's start, as another coordinator may hand it out. A group that
 began before its topic was first resized has no log end noted: then the gate is, from which on its records wait. The
@@ -50,10 +51,25 @@ class FirstOffsets:
         noted = self._starts.noted_end(group.group_id, topic, number)
         if noted == NOT_NOTED:
             noted = topic.log_end(number) if begins else _gate(topic, number, waited)
-        if self.reads_from_end(group.group_id, topic, stands_late=stands_late):
+        return self._of_waited(group.group_id, topic, number, noted, stands_late=stands_late)
+
+    def _of_waited(
+        self, group_id: str, topic: TopicImage, number: int, noted: int, *, stands_late: bool = False
+    ) -> int | None:
+        log_start = topic.log_start(number)
+        if self.reads_from_end(group_id, topic, stands_late=stands_late):
             return max(log_start, noted)
         # Of an empty partition the log start is both ends.
         return None if log_start < topic.log_end(number) <= noted else log_start
+
+    def of_classic(self, group_id: str, topic: TopicImage, number: int) -> int | None:
+        """The position to write for a partition that waited before its group was a classic one; None as for `of`.
+
+        At the gate at the most: it may be closed still, and the leader of the group hands the partition out.
+        """
+        gate, noted = _gate(topic, number, None), self._starts.noted_end(group_id, topic, number)
+        offset = self._of_waited(group_id, topic, number, gate if noted == NOT_NOTED else noted)
+        return None if offset is None else max(min(offset, gate), topic.log_start(number))
 
     def reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
         """Whether a group is known to read a topic from its end."""

@@ -15,15 +15,17 @@ before that has ended, nor one in a log that is not open; who asks for it meanwh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
+from anabranch.machines.groups.first_offsets import FirstOffsets
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.starts import NOT_NOTED, Start, Starts, start_record
@@ -48,6 +50,7 @@ class Settling:
         self._offsets = offsets
         self._starts = starts
         self._regexes = regexes
+        self._first_offsets = FirstOffsets(offsets, starts, regexes)
         self._left: dict[str, None] = {}
         """Groups, the next one first."""
         self._topics: dict[str, None] = {}
@@ -74,6 +77,10 @@ class Settling:
         for topic in filter(None, map(by_name.get, sorted(now - before))):
             begun = self._offsets.has_begun(group_id, topic)
             self._settle(group_id, topic, draft, now_ms, begun=begun, written=written)
+        if isinstance(group, ClassicGroup):
+            becomes_one = isinstance(self._groups.get(group_id), ConsumerGroup)
+            for topic in filter(None, map(by_name.get, sorted(now if becomes_one else now - before))):
+                draft.write(*self._of_waited(group_id, topic, written, now_ms))
         for topic in filter(None, map(by_name.get, sorted(before - now))):
             if self._starts.get(group_id, topic.topic_id) is not None:
                 continue
@@ -217,6 +224,23 @@ class Settling:
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None
+
+    def _of_waited(
+        self, group_id: str, topic: TopicImage, written: Set[tuple[str, int]], now_ms: int
+    ) -> Iterator[CoordinatorRecord]:
+        """Positions in partitions that waited: whoever is given one begins it as its reset says, without a position."""
+        start = self._starts.get(group_id, topic.topic_id)
+        for number in () if start is None else sorted(start.waited):
+            if (topic.name, number) in written or not topic.has(number) or not topic.is_open(number):
+                continue
+            if self._offsets.current(group_id, topic.name, number) or self._offsets.positions.unstable(
+                group_id, topic.name, number
+            ):
+                continue
+            offset = self._first_offsets.of_classic(group_id, topic, number)
+            if offset is not None:
+                position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False)
+                yield position_record(group_id, topic.name, number, position)
 
     def _lacks(self, group_id: str, topic: TopicImage, number: int) -> bool:
         """Whether a group has no position in a partition, nor may get one by an open transaction.

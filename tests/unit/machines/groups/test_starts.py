@@ -227,6 +227,28 @@ def test_a_latest_group_formed_after_a_resize_gets_what_was_written_while_it_wai
     assert committed(world) == {1: 7}, "the log end when the group began"
 
 
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_partition_that_waited_is_begun_by_no_reset_when_its_group_becomes_a_classic_one(*, is_empty: bool) -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    world = Asking(topic.image(), GroupSettings(consumer_migration_policy="bidirectional"))
+    settle(world, "A", world.join("A").member_epoch)
+    world.advance(LOOK_MS)
+    assert assigned(world) == "foo-0"
+    if is_empty:
+        world.leave("A")
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    if not is_empty:
+        world.leave("A")
+        assert committed(world) == {1: 0}, "whoever is handed it now begins it as its reset says"
+    world.advance(3_001)
+    joined = world.answers[joining] if not hasattr(joining, "member_id") else joining
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0 foo-1"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    assert committed(world) == {1: 0}
+
+
 def begun_behind_a_closed_gate() -> tuple[Topic, Asking]:
     """A group that reads from the end, whose owner of foo-0 began behind the gate of a shrink, and has left."""
     topic = Topic()
