@@ -189,8 +189,8 @@ class WatchedCoordinator(Coordinator):
         if self.broker.machine is self:
             self.broker.world.rules.after_marker(self.broker, self, producer_id, committed=committed)
 
-    def offset_fetch(self, *given: Any) -> OffsetFetchResponseGroup:
-        answer = super().offset_fetch(*given)
+    def offset_fetch(self, *given: Any, **said: Any) -> OffsetFetchResponseGroup:
+        answer = super().offset_fetch(*given, **said)
         self.broker.world.rules.positions.after_fetch(self, answer, require_stable=given[1])
         return answer
 

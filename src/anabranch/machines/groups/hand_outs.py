@@ -82,10 +82,12 @@ class HandOuts:
         if topic.is_open(number):
             return False
         was = self._offsets.current(group_id, topic.name, number)
+        waits = (topic.topic_id, number) in gates.waited
         if was is not None:
-            return not was.is_begun
-        has_waited = (topic.topic_id, number) in gates.waited or self._starts.waited(group_id, topic, number)
-        return has_waited or not self._starts.existed(group_id, topic, number)
+            return waits or not was.is_begun or _may_stand_at_gate(topic, number, was)
+        return (
+            waits or self._starts.waited(group_id, topic, number) or not self._starts.existed(group_id, topic, number)
+        )
 
     def look_at_transactions(self, group_id: str, gates: GroupGates) -> None:
         """Have partitions handed out that waited for a transaction which has ended."""
@@ -205,6 +207,13 @@ def _never_opened(topic: TopicImage, number: int, was: Position) -> bool:
         return False
     layout = topic.lineage.layout_at(number, was.offset)
     return layout > max(topic.lineage.first, was.opened) and was.offset <= topic.lineage.start(number, layout)
+
+
+def _may_stand_at_gate(topic: TopicImage, number: int, was: Position) -> bool:
+    """Whether the partition may have waited where a group stands: while its log is not open, that is not known."""
+    if topic.lineage is not None and number in topic.lineage.unknown:
+        return topic.lineage.current > max(topic.lineage.first, was.opened)
+    return _never_opened(topic, number, was)
 
 
 def _opened_at(gates: GroupGates, topic: TopicImage, number: int) -> int:

@@ -48,8 +48,9 @@ class OffsetFetches(NamedTuple):
         *,
         require_stable: bool,
         version: int,
+        is_part: bool = False,
     ) -> OffsetFetchResponseGroup:
-        """Return the committed offsets of a group."""
+        """Return the committed offsets of a group. `is_part`: `all_again` is for what this is a part of."""
         error = fetch_error(group, asked)
         if error is not ErrorCode.NONE:
             return OffsetFetchResponseGroup(group_id=asked.group_id, error_code=error)
@@ -68,7 +69,7 @@ class OffsetFetches(NamedTuple):
                 for name, topic_id, partitions in self._wanted(asked, by_id=by_id)
             ],
         )
-        return answer if require_stable else _all_again(answer)
+        return answer if require_stable or is_part else all_again(answer)
 
     def _wanted(self, asked: OffsetFetchRequestGroup, *, by_id: bool) -> list[tuple[str, UUID, Iterable[int]]]:
         """What is asked for; a topic that is asked for by an id which nothing has is without a name."""
@@ -118,8 +119,11 @@ class OffsetFetches(NamedTuple):
         return found
 
 
-def _all_again(answer: OffsetFetchResponseGroup) -> OffsetFetchResponseGroup:
-    """The answer for a client that does not ask for stable offsets, and may not know of others: it asks again."""
+def all_again(answer: OffsetFetchResponseGroup) -> OffsetFetchResponseGroup:
+    """The answer for a client that does not ask for stable offsets, and may not know of others: it asks again.
+
+    It is given everything that was found: the time of each position that is owed begins with the same question.
+    """
     parts = [part for topic in answer.topics for part in topic.partitions]
     if any(part.error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT for part in parts):
         answer.error_code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

@@ -127,12 +127,12 @@ class OffsetRequests:
         return draft.outcome(None)
 
     def offset_fetch(
-        self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int
+        self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int, *, is_part: bool = False
     ) -> OffsetFetchResponseGroup:
-        """Return the committed offsets of a group."""
+        """Return the committed offsets of a group; `is_part` as in `OffsetFetches.fetch`."""
         group = self.groups.get(asked.group_id)
         fetches = OffsetFetches(self.offsets, partial(self.settling.is_owed, now_ms=now_ms))
-        return fetches.fetch(group, asked, require_stable=require_stable, version=version)
+        return fetches.fetch(group, asked, require_stable=require_stable, version=version, is_part=is_part)
 
     def committed(self, group_id: str) -> list[tuple[str, int]]:
         """Topic and partition of everything that a group has committed."""

@@ -302,7 +302,7 @@ class Offsets:
                     continue
                 if self.positions.unstable(request.group_id, known.name, index):
                     continue
-                before = self.current(request.group_id, known.name, index)
+                before = self._stands(request.group_id, known, index)
                 if before is None and self._room.is_full:
                     continue  # It is refused below.
                 if before is None:
@@ -347,7 +347,7 @@ class Offsets:
         another one has, what they go with is not known before that has ended.
         """
         index = part.partition_index
-        before = self.current(group_id, topic.name, index)
+        before = self._stands(group_id, topic, index)
         if before is None or not before.ranges_since:
             if self.positions.unstable(group_id, topic.name, index, but=producer_id):
                 message = "Another transaction has committed an offset of the partition: try again when it has ended."
@@ -372,12 +372,14 @@ class Offsets:
 
     def fold(self, change: Change, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Make a change of a committed transaction part of its position, durably."""
-        topic, index = change.partition
-        before = self.current(change.group_id, topic, index)
-        held, known = self.individual.of(change.group_id, change.partition, before), self.image.by_name.get(topic)
-        decided = None if known is None else fold(before, held, change, now_ms, known.gates(index))
-        if decided is not None and known is not None:
-            self._write(change.group_id, known, index, decided, draft)
+        name, index = change.partition
+        topic = self.image.by_name.get(name)
+        if topic is not None:
+            before = self._stands(change.group_id, topic, index)
+            held = self.individual.of(change.group_id, change.partition, before)
+            decided = fold(before, held, change, now_ms, topic.gates(index))
+            if decided is not None:
+                self._write(change.group_id, topic, index, decided, draft)
         draft.write(tombstone(change))
 
     def _checked(
@@ -423,7 +425,7 @@ class Offsets:
     ) -> Answered:
         """Add the records of a commit by ranges. `shared`: members share the partition."""
         index = part.partition_index
-        before = self.current(group_id, topic.name, index)
+        before = self._stands(group_id, topic, index)
         stable = -1 if before is None else before.offset
         commit = self._checked(part, topic.log_start(index), stable)
         if isinstance(commit, Answered):
@@ -460,6 +462,13 @@ class Offsets:
         """A group's position in the topic that has the name now."""
         position = self.positions.get(group_id, topic, partition)
         return position if position is not None and self.is_current(topic, position) else None
+
+    def _stands(self, group_id: str, topic: TopicImage, partition: int) -> Position | None:
+        """A group's position, from where clients begin: one that no client has committed is the log start at least."""
+        position = self.current(group_id, topic.name, partition)
+        if position is None or position.is_begun:
+            return position
+        return position._replace(offset=max(position.offset, topic.log_start(partition)))
 
     def has_begun(self, group_id: str, topic: TopicImage) -> bool:
         """Whether a group has a position in an existing topic."""

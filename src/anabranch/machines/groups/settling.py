@@ -37,6 +37,8 @@ PARTITIONS_AT_A_TIME = 1_000
 PAUSE_MS = 5
 OWED_MAX_MS = 30_000
 """How long a client that asks for a position which is to be written is told to ask again: less than most wait."""
+SILENT_MS = 600_000
+ASKED_MAX = 1_000
 HELD_LOOKED_AT_MAX = 1_000
 """Held partitions that are looked at when a transaction ends; of more all are settled again."""
 Group = ConsumerGroup | ClassicGroup
@@ -61,8 +63,10 @@ class Settling:
         """By group: partitions of which an open transaction has committed offsets."""
         self._unopened: dict[str, dict[str, set[int]]] = {}
         """By topic and group: partitions whose log is not open."""
-        self._asked: dict[str, dict[tuple[str, int], int]] = {}
-        """By group: partitions that it was told to ask for again, with the time of the first question."""
+        self._asked: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
+        """By group: partitions that it was told to ask for again, with the times of the first and the last question."""
+        self._asked_max = ASKED_MAX
+        """So many groups are remembered before those are dropped that ask no more."""
 
     def subscribed(self, group: Group, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Write down where a group begins in topics that it subscribes to from now on, or does not any more."""
@@ -149,24 +153,39 @@ class Settling:
     def is_owed(self, group_id: str, name: str, number: int, now_ms: int) -> bool:
         """Whether a group is told to ask again for its position in a partition: it is to be given one, and has none.
 
-        Not for longer than `OWED_MAX_MS` from the first question on.
+        Not for longer than `OWED_MAX_MS` from the first question on; after `SILENT_MS` without any that begins anew.
         """
+        at = name, number
         if not self._owes(group_id, name, number):
-            self._asked.get(group_id, {}).pop((name, number), None)
+            self._asked.get(group_id, {}).pop(at, None)
             return False
-        since_ms = self._asked.setdefault(group_id, {}).setdefault((name, number), now_ms)
-        return now_ms - since_ms < OWED_MAX_MS
+        if group_id not in self._asked and len(self._asked) >= self._asked_max:
+            self._drop_silent(now_ms)
+        asked = self._asked.setdefault(group_id, {})
+        first_ms, last_ms = asked.get(at, (now_ms, now_ms))
+        if now_ms - last_ms >= SILENT_MS:
+            first_ms = now_ms
+        asked[at] = first_ms, now_ms
+        return now_ms - first_ms < OWED_MAX_MS
+
+    def _drop_silent(self, now_ms: int) -> None:
+        for group_id, asked in list(self._asked.items()):
+            if all(now_ms - last_ms >= SILENT_MS for _, last_ms in asked.values()):
+                del self._asked[group_id]
+        self._asked_max = max(ASKED_MAX, 2 * len(self._asked))
 
     def _owes(self, group_id: str, name: str, number: int) -> bool:
         at, topic = (name, number), self._offsets.image.by_name.get(name)
         position = self._offsets.current(group_id, *at)
-        if topic is None or (position is not None and (position.is_begun or topic.is_open(number))):
+        if topic is None or not topic.has(number):
+            return False
+        if position is not None and (position.is_begun or topic.is_open(number)):
             return False  # A position that is the log start at least is known where the log is open.
         unopened = self._unopened.get(name, {}).get(group_id, ())
         if position is not None or at in self._held.get(group_id, ()) or number in unopened:
             return True
         is_left = group_id in self._left and name in self._topics
-        return is_left and topic.has(number) and not self._starts.existed(group_id, topic, number)
+        return is_left and not self._starts.existed(group_id, topic, number)
 
     def drop(self, group_id: str) -> None:
         """Forget a group that is no more."""

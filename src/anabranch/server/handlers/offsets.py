@@ -9,6 +9,7 @@ from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.machines.groups.offset_fetches import all_again
 from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -189,8 +190,10 @@ async def _fetched_of(
             answers.append(_refused(asked, error))
             continue
         found: OffsetFetchResponseGroup | None = None
-        for continued, part in _TOPICS.split(group, NAMED_MAX) if group.topics else ((False, group),):
-            response = await _when_durable([part], [_fetched(broker, part, request, call)])
+        topics = group.topics or ()
+        is_large = len(topics) > NAMED_MAX or sum(len(it.partition_indexes) for it in topics) > NAMED_MAX
+        for continued, part in _TOPICS.split(group, NAMED_MAX) if topics else ((False, group),):
+            response = await _when_durable([part], [_fetched(broker, part, request, call, is_part=is_large)])
             if everything:
                 _drop_missing(response[0])
             if found is None or response[0].error_code:
@@ -203,6 +206,8 @@ async def _fetched_of(
                 found = await asyncio.get_running_loop().run_in_executor(None, _refused, group, refusal)
                 break
         assert found is not None
+        if is_large and not request.require_stable and not found.error_code:
+            found = await asyncio.get_running_loop().run_in_executor(None, all_again, found)
         answers.append(found)
     return Large(lambda: _response(answers, call))
 
@@ -242,11 +247,17 @@ def _drop_missing(answer: OffsetFetchResponseGroup) -> None:
 
 
 def _fetched(
-    broker: BrokerContext, group: OffsetFetchRequestGroup, request: OffsetFetchRequest, call: RequestContext
+    broker: BrokerContext,
+    group: OffsetFetchRequestGroup,
+    request: OffsetFetchRequest,
+    call: RequestContext,
+    *,
+    is_part: bool = False,
 ) -> Any:
+    stable, version = request.require_stable, call.api_version
     try:
         return broker.groups.shard_of(group.group_id).read(
-            lambda groups, now_ms: groups.offset_fetch(group, request.require_stable, call.api_version, now_ms),
+            lambda groups, now_ms: groups.offset_fetch(group, stable, version, now_ms, is_part=is_part),
             lambda groups: groups.weight_of_fetch(group, call.api_version),
         )
     except ApiError as error:

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
-from anabranch.machines.groups.settling import OWED_MAX_MS
-from anabranch.machines.outcome import Outcome
+from anabranch.machines.groups.settling import ASKED_MAX, OWED_MAX_MS, SILENT_MS
+from anabranch.machines.lineage import Lineage
+from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.join_group import JoinGroupResponse
-from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from anabranch.protocol.messages.offset_commit import (
+    KeyRangeOffset,
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetRange,
+)
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from anabranch.server.handlers.offsets import NAMED_MAX, handle_offset_fetch
 from tests.support.groups import GROUP, assignment, subscription
+from tests.support.ranged_group import PLACES
 from tests.unit.machines.groups.test_positions_asked import Asking, settle
 from tests.unit.machines.groups.test_starts import (
     LOOK_MS,
@@ -345,3 +370,172 @@ def test_a_partition_that_is_withheld_for_a_transaction_is_not_offered_with_ever
     world.marker(PRODUCER, committed=False)
     world.advance(LOOK_MS)
     assert gates.freed > before and not gates.unstable
+
+
+@pytest.mark.parametrize("is_unknown", [True, False])
+def test_nor_is_one_whose_owner_has_committed_to_its_gate(is_unknown: bool) -> None:
+    """Records behind the gate may be deleted: its next owner was out of range when the log was open."""
+    topic = Topic(2)
+    topic.ends = {0: 10, 1: 10}
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    for number in (0, 1):
+        world.commit("A", a, number, 10)
+    world.set_topics(topic.resize(3))
+    topic.ends[2] = 4
+    settle(world, "A", a)
+    world.set_topics(topic.resize(2))
+    topic.ends[0] = topic.ends[1] = 50
+    world.leave("A")
+    topic.starts[0] = 30
+    world.commit("", -1, 2, 4)
+    world.image = closed(topic, 0)
+    if is_unknown:
+        image, known = world.image, world.image.by_name["foo"]
+        cuts = [{n: at for n, at in ends.items() if n != 0} for ends in topic.cuts]
+        lineage = Lineage.of_ends(2, topic.counts, cuts, unknown={0: 1})
+        world.image = Image(image.version, {"foo": replace(known, lineage=lineage)})
+    world.reload()
+    b = settle(world, "B", world.join("B").member_epoch)
+    world.advance(LOOK_MS)
+    b = settle(world, "B", b)
+    assert assigned(world, "B") == "foo-1 foo-2"
+    topic.ends, topic.starts = {0: 50, 1: 50, 2: 4}, {0: 30}
+    world.set_topics(topic.image())
+    world.advance(LOOK_MS)
+    settle(world, "B", b)
+    assert assigned(world, "B") == "foo-0 foo-1 foo-2" and fetched(world, [0]) == {0: (30, ErrorCode.NONE)}
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("kind", ["offsets", "keys", "transaction"])
+def test_a_commit_by_ranges_begins_where_its_member_was_told_to(kind: str, ordered: bool) -> None:
+    """It left the group where the coordinator had written, below the log start, and the next owner to its reset."""
+    topic = Topic(ordered=ordered)
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    a = settle(world, "A", world.join("A").member_epoch)
+    world.commit("A", a, 0, 2)
+    world.set_topics(topic.resize(2))
+    a = settle(world, "A", a)
+    world.advance(LOOK_MS)
+    a = settle(world, "A", a)
+    assert assigned(world) == "foo-0 foo-1"
+    topic.ends[1], topic.starts[1] = 200, 100
+    told = {1: (100, ErrorCode.NONE)}
+    assert fetched(world, [1]) == told
+    keys = [KeyRangeOffset(start=0, end=PLACES[3], offset=110)] if kind == "keys" else []
+    ranges = [] if kind == "keys" else [OffsetRange(start=101, end=105)]
+    if kind == "transaction":
+        commit_ranges_in_transaction(world, "A", a, ranges)
+    else:
+        part = OffsetCommitRequestPartition(
+            partition_index=1, committed_offset=100, offset_ranges=ranges, key_range_offsets=keys
+        )
+        request = OffsetCommitRequest(
+            group_id=GROUP,
+            member_id="A",
+            generation_id_or_member_epoch=a,
+            topics=[OffsetCommitRequestTopic(name="foo", partitions=[part])],
+        )
+        answer = world.submit(lambda machine: machine.offset_commit(request, Caller(version=9), world.now_ms))
+        found = answer.topics[0].partitions[0]
+        assert (found.error_code, found.last_stable_offset) == (ErrorCode.NONE, 100)
+    assert fetched(world, [1]) == told
+    world.leave("A")
+    assert fetched(world, [1]) == told
+
+
+def commit_ranges_in_transaction(world: Asking, member: str, epoch: int, ranges: list[OffsetRange]) -> None:
+    part = TxnOffsetCommitRequestPartition(partition_index=1, committed_offset=100, offset_ranges=ranges)
+    keys = TxnOffsetCommitRequestPartition(
+        partition_index=1, committed_offset=100, key_range_offsets=[KeyRangeOffset(start=0, end=5, offset=120)]
+    )
+    caller = Caller("client", "/host", 4, "fresh", 0)
+    for each in (keys, part):
+        request = TxnOffsetCommitRequest(
+            group_id=GROUP,
+            producer_id=PRODUCER,
+            member_id=member,
+            generation_id=epoch,
+            topics=[TxnOffsetCommitRequestTopic(name="foo", partitions=[each])],
+        )
+        world.submit(lambda machine, request=request: machine.name_ranges(request, world.now_ms))
+        reply = world.submit(
+            lambda machine, request=request: machine.txn_offset_commit(request, caller, 1, world.now_ms)
+        )
+        assert isinstance(reply, Parked) == (each is part), "the gap below the ranges is never closed"
+    world.marker(PRODUCER, committed=True)
+
+
+def test_the_position_of_a_partition_that_is_removed_is_owed_to_nobody() -> None:
+    """Its log is open nowhere, and whoever lists the offsets of the group was told to ask again."""
+    topic = Topic()
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    world.set_topics(topic.resize(2))
+    assert committed(world) == {0: 2, 1: 0}
+    image = Topic().image()
+    known = replace(image.by_name["foo"], highest_count=2, is_open=lambda number: number == 0)
+    world.set_topics(Image(topic.version + 1, {"foo": known}))
+    assert fetched(world, [0, 1], stable=False) == {0: (2, ErrorCode.NONE), 1: (0, ErrorCode.NONE)}
+
+
+def test_who_was_silent_for_long_is_told_to_ask_again_anew_and_not_remembered_for_ever() -> None:
+    topic, world = while_a_log_is_closed()
+    later = {1: (-1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)}
+    assert fetched(world, [1], stable=False) == later
+    world.advance(OWED_MAX_MS)
+    assert fetched(world, [1], stable=False) == {1: (-1, ErrorCode.NONE)}
+    world.advance(SILENT_MS - 1)
+    assert fetched(world, [1], stable=False) == {1: (-1, ErrorCode.NONE)}, "asked again and again"
+    world.advance(SILENT_MS)
+    assert fetched(world, [1], stable=False) == later
+    log_opens(topic, world)
+    owing = world.coordinator.settling
+    with mock.patch.object(owing, "_owes", return_value=True):
+        for number in range(5 * ASKED_MAX):
+            owing.is_owed(f"g{number}", "foo", 1, world.now_ms + number * SILENT_MS // 100)
+    assert len(owing._asked) <= 2 * ASKED_MAX
+
+
+@pytest.mark.parametrize("stable", [True, False])
+@pytest.mark.parametrize("version", [1, 8])
+def test_half_a_minute_is_that_of_a_request_with_many_partitions_too(stable: bool, version: int) -> None:
+    """It is answered in steps, and the first with an owed position ended it: the time of the next began later."""
+    count = 10 * NAMED_MAX
+    topic = Topic(ordered=False)
+    topic.ends[0] = 2
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 2)
+    made = topic.resize(count)
+    known = replace(made.by_name["foo"], is_open=lambda number: number % NAMED_MAX != 5)
+    world.set_topics(Image(made.version, {"foo": known}))
+    world.advance(100)
+    join(world, " ".join(f"foo-{number}" for number in range(count)))
+
+    class Shard:
+        def read(self, look: Callable[..., Any], weigh: object = None) -> Any:
+            return look(world.coordinator, world.now_ms)
+
+    broker: Any = SimpleNamespace(groups=SimpleNamespace(shard_of=lambda group_id: Shard()))
+
+    def codes() -> set[ErrorCode]:
+        topics = [OffsetFetchRequestTopic(name="foo", partition_indexes=list(range(count)))]
+        named = [OffsetFetchRequestTopics(name="foo", partition_indexes=list(range(count)))]
+        groups = [OffsetFetchRequestGroup(group_id=GROUP, topics=named)]
+        request = OffsetFetchRequest(
+            group_id=GROUP, topics=topics, groups=groups if version >= 8 else [], require_stable=stable
+        )
+        call: Any = SimpleNamespace(api_version=version)
+        answer: Any = asyncio.run(handle_offset_fetch(broker, request, call))  # type: ignore[arg-type]
+        found = answer.make()
+        parts = (found.groups[0] if version >= 8 else found).topics[0].partitions
+        assert [part.partition_index for part in parts] == list(range(count))
+        return {ErrorCode(part.error_code) for part in parts}
+
+    again = {ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT} if stable else {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+    assert codes() == again
+    world.advance(OWED_MAX_MS)
+    assert codes() == {ErrorCode.NONE}
