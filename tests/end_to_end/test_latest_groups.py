@@ -9,11 +9,19 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer as StockConsumer
+from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka.admin import AdminClient
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client import Admin, Consumer, Producer, SubscriptionPattern
 from anabranch.protocol.messages.join_group import JoinGroupRequestProtocol
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetRange,
+)
 from tests.end_to_end.test_gates_by_time import name_at
 from tests.support.applications import Workers, stage
 from tests.support.broker import BrokerProcess, running
@@ -387,6 +395,62 @@ def test_records_deleted_from_a_later_partition_whose_owner_committed_nothing_ta
             await admin.delete_records({("t", 1): 3})
             left = await asyncio.to_thread(read_by_stock, address, protocol, 3)
             assert left == [b"3", b"4", b"5"]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))
+
+
+def test_records_done_out_of_turn_in_a_later_partition_take_none_with_them_that_were_not(tmp_path: Path) -> None:
+    """The first commit by ranges said that the group had begun where the coordinator wrote, below the log start."""
+
+    async def scenario(address: str, port: int) -> None:
+        async with Admin(address) as admin, Producer(address) as producer, asyncio.timeout(60):
+            await admin.create_topics("t", partitions=1)
+            await producer.send("t", "of before", key="k1")
+            await producer.flush()
+            await admin.alter_group_offsets("g", {("t", 0): 1})
+            await admin.resize("t", 2)
+            for number in range(10):
+                await producer.send("t", str(number), key="k1")
+            await producer.flush()
+            await admin.delete_records({("t", 1): 3})
+            with GroupClient(port) as client:
+                client.ready()
+                part = OffsetCommitRequestPartition(
+                    partition_index=1, committed_offset=3, offset_ranges=[OffsetRange(start=4, end=5)]
+                )
+                topics = [OffsetCommitRequestTopic(name="t", partitions=[part])]
+                answer = client.call(OffsetCommitRequest(group_id="g", topics=topics), 9).topics[0].partitions[0]
+                assert (answer.error_code, answer.last_stable_offset) == (ErrorCode.NONE, 3)
+            left = await asyncio.to_thread(read_by_stock, address, "classic", 7)
+            assert left == [b"%d" % number for number in range(3, 10)]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address, broker.port))
+
+
+def test_the_offsets_of_a_group_can_be_listed_after_a_topic_that_it_reads_has_shrunk(tmp_path: Path) -> None:
+    """A position that was written in the partition which is removed was waited for, by whoever asked for all."""
+
+    async def scenario(address: str) -> None:
+        async with Admin(address) as admin, asyncio.timeout(40):
+            await admin.create_topics("t", partitions=1)
+            await admin.alter_group_offsets("g", {("t", 0): 0})
+            await admin.resize("t", 2)
+            stock = AdminClient({"bootstrap.servers": address})
+            asked = [ConsumerGroupTopicPartitions("g")]
+
+            async def listed() -> dict[int, int]:
+                answer = stock.list_consumer_group_offsets(asked, request_timeout=10)["g"]
+                found = await asyncio.to_thread(answer.result)
+                return {it.partition: it.offset for it in found.topic_partitions}
+
+            while await listed() != {0: 0, 1: 0}:
+                await asyncio.sleep(0.1)
+            await admin.resize("t", 1)
+            for _ in range(20):
+                assert (await listed())[0] == 0
+                await asyncio.sleep(0.1)
 
     with running(tmp_path, **QUICK) as broker:
         asyncio.run(scenario(broker.address))
