@@ -293,6 +293,36 @@ def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait
         assert read == [(1, 0), (0, gate + 1)]
 
 
+@pytest.mark.parametrize("tables", [False, True])
+def test_keys_that_are_ahead_are_not_read_again_where_the_topic_may_not_be_read_by_key_any_more(
+    broker: BrokerProcess, tables: bool
+) -> None:
+    """What of them was done above the first unfinished record was skipped all the same: keys ended with older ones."""
+    kept, moved = (name_at((2, part)) + "-0" for part in (0, 1))
+    with Admin(broker.address) as admin, Producer(broker.address) as producer:
+        admin.create_topics("t", partitions=1, configs={"accept.range.fetch": "true"})
+        for number in range(12):
+            producer.send("t", str(number), key=moved if number % 3 else kept)
+        producer.send("t", "without a key", partition=0)
+        producer.flush()
+        with connected(broker) as client:
+            mine, others = (interval(part, 2, 1) for part in (0, 1))
+            client.commit("g", {("t", 0): 0})
+            client.commit_ranges(shares=[(others.start, others.end, 7)])
+            assert client.progress()[2] == [(mine.start, mine.end, 0), (others.start, others.end, 7)]
+        admin.alter_configs("topic", "t", {"accept.range.fetch": "false"})
+    with Consumer(broker.address, group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.subscribe("t")
+        read: list[int] = []
+        deadline = time.monotonic() + 20
+        while 12 not in read and time.monotonic() < deadline:
+            if tables:
+                read += consumer.poll_arrow(0.2).column("offset").to_pylist()
+            else:
+                read += [record.offset for record in consumer.poll(0.2, max_records=2)]
+        assert read == [0, 3, 6, *range(7, 13)]
+
+
 def test_a_broker_can_refuse_individual_commits(tmp_path: Path) -> None:
     process = BrokerProcess(tmp_path / "data", accept_individual_commit="false").start()
     try:

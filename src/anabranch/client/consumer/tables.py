@@ -61,24 +61,47 @@ def table_of(
         skipped = skips.get(TopicPartition(part.topic, part.partition))
         if "sequence" in columns or not wanted or skipped:
             wanted.append("offset")
-        for start, end, share in _shares(part, key_range, lineages):
-            for records in decode_range(
-                TopicPartition(part.topic, part.partition),
-                part.fetched.data,
-                start,
-                end,
-                columns=tuple(dict.fromkeys(wanted)),
-                share=share,
-                aborted=part.fetched.aborted,
-                check_crc=check_crcs,
-            ):
-                if skipped:
-                    records = without(records, skipped)
-                count = records.num_rows
-                if count:
-                    arrays = [_column(name, part, records, count, lineages) for name in columns]
-                    batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        names = tuple(dict.fromkeys(wanted))
+        sifted = _sifted(part, names, lineages, check_crcs) if part.floor else None
+        for records in sifted or _decoded(part, names, key_range, lineages, check_crcs):
+            if skipped:
+                records = without(records, skipped)
+            count = records.num_rows
+            if count:
+                arrays = [_column(name, part, records, count, lineages) for name in columns]
+                batches.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
     return pa.Table.from_batches(batches, schema)
+
+
+def _decoded(
+    part: Deliverable,
+    columns: tuple[str, ...],
+    key_range: tuple[int, int] | None,
+    lineages: Mapping[str, Lineage],
+    check_crc: bool,
+    first: int = 0,
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part, or those of a key range, from an offset on."""
+    tp, fetched = TopicPartition(part.topic, part.partition), part.fetched
+    for start, end, share in _shares(part, key_range, lineages):
+        if (start := max(start, first)) < end:
+            yield from decode_range(
+                tp, fetched.data, start, end, columns=columns, share=share, aborted=fetched.aborted, check_crc=check_crc
+            )
+
+
+def _sifted(
+    part: Deliverable, columns: tuple[str, ...], lineages: Mapping[str, Lineage], check_crc: bool
+) -> Iterator[pa.RecordBatch]:
+    """The records of a part without those below the floor of their keys, in order."""
+    names = tuple(dict.fromkeys((*columns, "offset")))
+    found = [
+        records
+        for start, end, at in part.floor
+        for records in _decoded(part, names, (start, end), lineages, check_crc, at)
+    ]
+    if found:
+        yield from pa.Table.from_batches(found).sort_by("offset").combine_chunks().to_batches()
 
 
 def _shares(

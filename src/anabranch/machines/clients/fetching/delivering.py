@@ -8,6 +8,8 @@ from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.gating import is_layered, limits, next_announcement, progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import Deliverable
+from anabranch.machines.clients.key_ranges import Piece, pieces
+from anabranch.machines.keyspace import SPACE
 
 
 def deliverable(state: FetchingState) -> list[Deliverable]:
@@ -57,7 +59,7 @@ def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
         end = fetched.next_offset if limit is None else min(limit, fetched.next_offset)
         if end <= start:
             break
-        found.append(Deliverable(partition.topic.name, partition.number, fetched, start, end))
+        found.append(Deliverable(partition.topic.name, partition.number, fetched, start, end, _floor(partition, start)))
         start = end
     return found
 
@@ -128,3 +130,10 @@ def _note_milestone(state: FetchingState, partition: Partition, since: int, offs
     if view is not None and view.lineage.current:
         layouts = {view.lineage.layout_at(partition.number, at) for at in (since, offset)}
         state.milestone = state.milestone or len(layouts) > 1
+
+
+def _floor(partition: Partition, start: int) -> Sequence[Piece]:
+    """What is to be left out from an offset on, where the broker does not do that."""
+    if not partition.is_sifted or partition.floor is None or max(partition.floor.offsets) <= start:
+        return ()
+    return pieces(partition.floor, (SPACE,))

@@ -124,10 +124,10 @@ def _is_given(partition: Partition) -> bool:
 def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
     """Stop reading a partition of which the broker gives no part of the records.
 
-    Where all of it is wanted, and some keys were read before, these are read again.
+    Where all of it is wanted, and some keys were read before, the consumer leaves their records out by itself.
     """
     if partition.wanted is None:
-        partition.floor = None
+        partition.is_sifted = True
         partition.ask_from_here()
         return
     text = f"{partition.name} gives no records by key or size to this consumer. {remedy}, or read whole partitions."

@@ -84,6 +84,8 @@ class Partition:
     """Names the last grant: what was asked before says nothing about it."""
     floor: Frontier | None = None
     """By key, the offset below which the records are not read (again); None where the position says it."""
+    is_sifted: bool = False
+    """Whether the consumer leaves out by itself what lies below the floor: its broker gives no part of the records."""
     done: Frontier | None = None
     """By key, the offset below which all is processed, where that is more than the position says."""
     committed_by_key: Frontier | None = None
@@ -145,7 +147,7 @@ class Partition:
     def ask_from_here(self) -> None:
         """Ask for the keys that are not read at the fetch offset, up to where one more is not."""
         asked, self.asked_until = self.wanted, None
-        if self.floor is not None:
+        if self.floor is not None and not (self.is_sifted and asked is None):
             steps = pieces(self.floor, places(self.share))
             self.asked_until = min((at for _, _, at in steps if at > self.fetch_offset), default=None)
             if self.asked_until is not None:

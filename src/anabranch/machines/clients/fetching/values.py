@@ -9,6 +9,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, TopicPartition
+from anabranch.machines.clients.key_ranges import Piece
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.partition.sharing import Asked
 from anabranch.records.filtering import SIZE_MAX
@@ -118,6 +119,8 @@ class Deliverable:
     fetched: Fetched
     start: int
     end: int
+    floor: Sequence[Piece] = ()
+    """The next offsets to hand out, by key, where records of some keys are to be left out; none where all count."""
 
 
 @dataclass(slots=True)
