@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing import Entry, Tracker, TrackerSettings
+from anabranch.machines.clients.processing.values import Stage
 
 SETTINGS = TrackerSettings(max_unfinished_records=12, max_unfinished_bytes=60, max_offsets_ahead=9, max_bytes_ahead=45)
 PARTITIONS = [TopicPartition("t", number) for number in range(3)]
@@ -382,6 +383,47 @@ def test_a_record_that_is_here_already_does_not_come_again_when_the_position_has
         assert all(first <= last for ranges in fresh.values() for first, last in ranges)
         tracker.give_back(fresh)
     assert sorted(offsets) == [5, 10, 12, 13, 14]
+    of_a = [offset for offset in offsets if offset in (5, 12, 14)]
+    assert of_a == ([12, 5, 14] if finished_first else [5, 12, 14])
     assert long is not None and long.offset == 11 and tracker.done(long.lease, 1) and tracker.unfinished == 0
     tracker.stands(tp, 15)
     assert tracker.stable(tp, 15) == 15 and not tracker.take_fresh() and tracker.fresh == 0
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_was_taken_before_records_of_a_key_run_by_offset_and_each_that_is_here_once(seed: int) -> None:
+    chance, tracker, tp = Random(seed), Tracker(TrackerSettings()), PARTITIONS[0]
+    running: list[Entry] = []
+    position, leases = 20, 0
+    tracker.begin(tp, position)
+    for _ in range(60):
+        dice = chance.random()
+        if dice < 0.3:
+            if chance.random() < 0.3:
+                position = chance.randrange(position + 1)
+                tracker.stands(tp, position)
+            offsets = sorted(chance.sample(range(position, position + 12), chance.randrange(1, 5)))
+            records = [Given(it, [None, b"a", b"b"][it % 3], None, leases + n) for n, it in enumerate(offsets)]
+            leases, position = leases + len(records), offsets[-1] + 1
+            tracker.take(tp, records, position, exact=True)
+            here = [entry.offset for entry in tracker.entries(tp)]
+            assert here == sorted(set(here))
+        elif dice < 0.6 and (entry := tracker.next(0)) is not None:
+            others = [it for it in tracker.entries(tp) if it.key == entry.key is not None and it is not entry]
+            assert not any(it.stage is Stage.RUNNING for it in others)
+            assert entry.deliveries > 1 or all(
+                it.offset > entry.offset for it in others if it.stage in (Stage.READY, Stage.WAITING)
+            )
+            running.append(entry)
+        elif dice >= 0.6 and running:
+            entry = running.pop(chance.randrange(len(running)))
+            if chance.random() < 0.2:
+                assert tracker.reject(entry.lease, entry.deliveries, 0)
+            else:
+                assert tracker.done(entry.lease, entry.deliveries)
+    while (found := tracker.next(0)) is not None or running:
+        entry = running.pop() if found is None else found
+        assert tracker.done(entry.lease, entry.deliveries)
+    assert tracker.unfinished == 0
+    tracker.stands(tp, position + 100)
+    assert tracker.stable(tp, position + 100) == position + 100

@@ -35,6 +35,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing.values import Entry, Item, Ranges, Room, Stage, TrackerSettings
 
+UNFINISHED = frozenset({Stage.WAITING, Stage.READY, Stage.RUNNING, Stage.REJECTED})
+
 
 class _Tracked:
     """A partition with taken records."""
@@ -80,6 +82,36 @@ class _Tracked:
         self.starts[first] = last
         self.ends[last] = first
         return grown
+
+
+def _has_run(entry: Entry) -> bool:
+    return entry.deliveries > 0
+
+
+class _Cut:
+    """Takes the entries of an order between two offsets out, from the nearer end, and puts others in their place."""
+
+    def __init__(self, order: deque[Entry], first: int, last: int) -> None:
+        self._order = order
+        self._beside: list[Entry] = []
+        self.within: list[Entry] = []
+        self._is_front = first - order[0].offset < order[-1].offset - last
+        if self._is_front:
+            while order and order[0].offset <= last:
+                entry = order.popleft()
+                (self._beside if entry.offset < first else self.within).append(entry)
+        else:
+            while order and order[-1].offset >= first:
+                entry = order.pop()
+                (self._beside if entry.offset > last else self.within).append(entry)
+
+    def close(self, entries: Iterable[Entry]) -> None:
+        """Put entries there, in any order."""
+        within = sorted(entries, key=lambda entry: entry.offset)
+        if self._is_front:
+            self._order.extendleft(reversed([*self._beside, *within]))
+        else:
+            self._order.extend([*within, *reversed(self._beside)])
 
 
 class Tracker:
@@ -151,19 +183,19 @@ class Tracker:
         `skipped`: the ranges between them that were done before, ascending; they are not committed again. With `exact`
         nothing between them is: others have those records. Nor is it of records before others that were taken: those
         are of their own ranges. A record that is here already does not come again, though the position has gone back
-        before it: a late commit of another member may have put the group back.
+        before it: a late commit of another member may have put the group back. Others of its key come before it.
         """
         tracked = self._partitions[tp]
         behind = bool(records) and bool(tracked.order) and records[0].offset <= tracked.order[-1].offset
-        position, taken, count = tracked.position, tracked.taken, 0
-        here = {entry.offset for entry in tracked.order} if behind else ()
+        cut = _Cut(tracked.order, records[0].offset, records[-1].offset) if behind else None
+        here = {entry.offset for entry in cut.within} if cut is not None else ()
+        position, taken, entries = tracked.position, tracked.taken, list[Entry]()
         skips = iter(skipped)
         skip = next(skips, None)
         for record in records:
             if record.offset in here:
                 position = record.offset + 1
                 continue
-            count += 1
             while skip is not None and skip[0] < record.offset:
                 position = max(position, skip[1] + 1)
                 skip = next(skips, None)
@@ -171,25 +203,69 @@ class Tracker:
             entry = Entry(tp, record, record.offset if exact or behind else position, taken, size)
             taken += size
             position = entry.offset + 1
-            tracked.order.append(entry)
-            key = entry.key
-            if key is not None and self._ordered:
-                last = tracked.keys.get(key)
-                tracked.keys[key] = entry
-                if last is not None:
-                    last.following = entry
-                    entry.stage = Stage.WAITING
-                    continue
-            self._make_ready(tracked, entry)
+            entries.append(entry)
         assert position <= end, (tp, position, end)
-        self.unfinished += count
-        tracked.unfinished += count
+        if cut is None:
+            tracked.order.extend(entries)
+        else:
+            cut.close([*cut.within, *entries])
+        chains = self._chains_behind(tracked, entries) if cut is not None else {}
+        for entry in entries:
+            if entry.key is None or not self._ordered or self._is_first(tracked, entry, chains.get(entry.key)):
+                self._make_ready(tracked, entry)
+        self.unfinished += len(entries)
+        tracked.unfinished += len(entries)
         self.size += taken - tracked.taken
         tracked.size += taken - tracked.taken
         tracked.position, tracked.taken = end, taken
-        if behind:
-            tracked.order = deque(sorted(tracked.order, key=lambda entry: entry.offset))
         self._advance(tracked)
+
+    def _chains_behind(self, tracked: _Tracked, entries: Sequence[Entry]) -> dict[bytes, list[Entry]]:
+        """The unfinished records of the keys of which some of `entries` come before others, in the order they run."""
+        last, chains = tracked.keys, dict[bytes, list[Entry]]()
+        for entry in entries:
+            key = entry.key
+            if key is not None and key in last and last[key].offset > entry.offset:
+                orphan = self._orphans.get(tracked.name, {}).get(key)
+                chains.setdefault(key, [] if orphan is None else [orphan])
+        if chains:
+            added = set(map(id, entries))
+            some = [it for it in tracked.order if it.key in chains and it.stage in UNFINISHED and id(it) not in added]
+            for entry in sorted(some, key=lambda it: not _has_run(it)):  # Of a key one at the most has.
+                assert entry.key is not None
+                chains[entry.key].append(entry)
+        return chains
+
+    def _is_first(self, tracked: _Tracked, entry: Entry, chain: list[Entry] | None) -> bool:
+        """Have a record run in its turn of its key; whether it is the first. `chain`: those before and behind it.
+
+        It comes before others that lie behind it, but not before one that runs, or has run.
+        """
+        key = entry.key
+        assert key is not None
+        before = tracked.keys.get(key)
+        if chain is not None:
+            at = next((n for n, it in enumerate(chain) if it.offset > entry.offset and not _has_run(it)), len(chain))
+            before, behind = chain[at - 1] if at else None, chain[at] if at < len(chain) else None
+            chain.insert(at, entry)
+            if behind is not None:
+                entry.following = behind
+                if before is None and behind.stage is Stage.READY:
+                    self._wait(tracked, behind)
+        if entry.following is None:
+            tracked.keys[key] = entry
+        if before is None:
+            return True
+        before.following, entry.stage = entry, Stage.WAITING
+        return False
+
+    def _wait(self, tracked: _Tracked, entry: Entry) -> None:
+        """Have a ready record wait."""
+        entry.stage = Stage.WAITING
+        if entry in tracked.parked:
+            tracked.parked.remove(entry)
+        self._ready = [each for each in self._ready if each[1] is not entry]
+        heapq.heapify(self._ready)
 
     def stands(self, tp: TopicPartition, position: int) -> None:
         """Go on at another position of a shared partition, without forgetting what was taken of it."""
