@@ -23,6 +23,7 @@ from anabranch.machines.clients.fetching import (
     FetchFrom,
     FetchResult,
     Lookup,
+    TopicView,
 )
 from tests.simulation.groups_records import Log, Topic
 
@@ -148,8 +149,11 @@ class Reader:
             self.fetcher.topic_unknown(name, ApiError(code, "metadata"), self._world.now_ms)
         else:
             ordered = topic.ordered and not self._client.is_stock
-            self.fetcher.topic_known(topic.view(ordered=ordered), self._world.now_ms)
+            self._known(topic.view(ordered=ordered))
         self._client.happened()
+
+    def _known(self, view: TopicView) -> None:
+        self.fetcher.topic_known(view, self._world.now_ms)
 
     def _log_of(self, tp: TopicPartition) -> tuple[Topic | None, Log | None]:
         topic = self._world.topics.get(tp.topic)

@@ -22,7 +22,7 @@ from anabranch.client.consumer.group_context import Host
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
 from anabranch.client.settings import ConsumerSettings
-from anabranch.machines.clients.fetching import FetchFrom, FetchResult
+from anabranch.machines.clients.fetching import FetchFrom, FetchResult, TopicView
 from tests.simulation.groups_client import Client
 from tests.simulation.groups_clock import WorldClock
 from tests.simulation.groups_reader import FETCH_RECORDS_MAX, Reader
@@ -62,6 +62,10 @@ class SharingReader(Reader):
         super().__init__(client, settings)
         self.host = SharingHost(client, settings)
         self.fetcher = self.host.fetcher
+
+    def _known(self, view: TopicView) -> None:
+        self.host.handout.lineages[view.name] = view.lineage
+        super()._known(view)
 
     def _has_news(self, tp: TopicPartition, wanted: FetchFrom) -> bool:
         topic, _ = self._log_of(tp)
