@@ -270,7 +270,7 @@ def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait
     with connected(broker) as client:
         gate, (mine, others) = 2, (interval(part, 2, 1) for part in (0, 1))
         client.commit("g", {("t", 0): 0})
-        client.commit_ranges((gate, gate))
+        client.commit_ranges((gate, gate), shares=[(mine.start, mine.end, 0)])
         client.commit_ranges(shares=[(others.start, others.end, gate)])
         client.commit_ranges(shares=[(mine.start, mine.end, gate + 2)])
         assert client.progress()[0] == gate

@@ -243,11 +243,15 @@ class Commits:
         for part in _parts(ranges):
             self._check_held(part, drops)
             context.ranged.update(part)
-            await self._commit(
-                {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()},
-                deadline,
-                drops,
-            )
+            pending = {
+                tp: OffsetAndMetadata(context.committed[tp], ranges=some, shares=self._keys_of(tp))
+                for tp, some in part.items()
+            }
+            await self._commit(pending, deadline, drops)
+
+    def _keys_of(self, tp: TopicPartition) -> Sequence[Piece]:
+        """Say of which keys ranges of a shared partition are; no more than that all below the stable offset is done."""
+        return [(start, end, self._context.committed[tp]) for start, end in self._context.fetcher.share(tp)]
 
     async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int, drops: int) -> None:
         """Commit what was processed when so many `drops` had been; raise if a partition was dropped since then."""
@@ -320,28 +324,26 @@ class Commits:
     def _note(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
         """Note a commit that counts."""
         context, stable = self._context, self._context.offsets.stable.get(tp, -1)
-        if at.shares and context.fetcher.share(tp):
+        is_shared = bool(context.fetcher.share(tp))
+        if at.ranges and is_shared:
+            context.committed[tp] = stable
+        elif at.shares and is_shared:
             context.committed_shares[tp] = at.shares
             context.note_committed_by_key(tp, max(stable, 0), at.shares)
-        elif at.ranges and context.fetcher.share(tp):
-            context.committed[tp] = stable
         else:
             context.note_committed(tp, stable if at.ranges or at.shares else at.offset)
 
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
         """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""
         at, stable = pending.pop(tp), self._context.offsets.stable[tp]
-        if at.shares:
-            steps = [(start, end, max(offset, stable)) for start, end, offset in at.shares]
-            pending[tp] = at._replace(offset=stable, shares=steps)
-            return
-        if self._context.fetcher.share(tp):
-            self._context.committed[tp] = stable
-        else:
-            self._context.note_committed(tp, stable)
         ranges = [(max(first, stable), last) for first, last in at.ranges if last >= stable]
-        if ranges:
-            pending[tp] = OffsetAndMetadata(stable, ranges=ranges)
+        steps = [(start, end, max(offset, stable)) for start, end, offset in at.shares]
+        if ranges or (steps and not at.ranges):
+            pending[tp] = at._replace(offset=stable, ranges=ranges, shares=steps)
+        if at.ranges and self._context.fetcher.share(tp):
+            self._context.committed[tp] = stable
+        elif at.ranges:
+            self._context.note_committed(tp, stable)
 
     def is_due(self) -> bool:
         """Whether an automatic commit is due: its interval is over, or a position has passed the end of a layout."""

@@ -256,11 +256,12 @@ class Offsets:
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
-            elif isinstance(part, TxnOffsetCommitRequestPartition):
-                yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft)
             else:
                 shared = member is not None and is_shared(member[0], topic.topic_id, index)
-                yield self._commit_ranges(group_id, topic, part, now_ms, draft, shared=shared)
+                if isinstance(part, TxnOffsetCommitRequestPartition):
+                    yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft, shared=shared)
+                else:
+                    yield self._commit_ranges(group_id, topic, part, now_ms, draft, shared=shared)
 
     def _commit_plain(
         self,
@@ -340,6 +341,8 @@ class Offsets:
         producer_id: int,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
+        *,
+        shared: bool,
     ) -> Answered:
         """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
 
@@ -354,7 +357,7 @@ class Offsets:
                 return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=message)
             if self.positions.unstable(group_id, topic.name, index):
                 before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
-        commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
+        commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset, shared=shared)
         if isinstance(commit, Answered):
             return commit
         if before is None:
@@ -383,7 +386,12 @@ class Offsets:
         draft.write(tombstone(change))
 
     def _checked(
-        self, part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int, stable: int
+        self,
+        part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
+        log_start: int,
+        stable: int,
+        *,
+        shared: bool,
     ) -> RangedCommit | Answered:
         """The commit by ranges, or why there is none."""
         index = part.partition_index
@@ -391,7 +399,7 @@ class Offsets:
             message = "This broker takes no commits by ranges: accept.individual.commit is false."
             return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
         try:
-            return commit_of(part, log_start)
+            return commit_of(part, log_start, is_shared=shared)
         except WrongRangesError as error:
             return Answered(index, ErrorCode.INVALID_REQUEST, stable, str(error))
 
@@ -427,15 +435,14 @@ class Offsets:
         index = part.partition_index
         before = self._stands(group_id, topic, index)
         stable = -1 if before is None else before.offset
-        commit = self._checked(part, topic.log_start(index), stable)
+        commit = self._checked(part, topic.log_start(index), stable, shared=shared)
         if isinstance(commit, Answered):
             return commit
         held = self.individual.of(group_id, (topic.name, index), before)
         room = min(
             self.settings.ranges_per_partition_max - len(held), self.settings.ranges_max - self.settings.ranges_held()
         )
-        gates = topic.gates(index)
-        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms, gates, is_shared=shared)
+        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms, topic.gates(index))
         if isinstance(decided, ranged_commits.Refused):
             first = held.first()
             if decided.code is ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED and first is not None:

@@ -41,6 +41,8 @@ class Position(NamedTuple):
     """The next offset by key, where it is not `offset` for all keys; `offset` is the lowest (ADR 0048)."""
     ranges_since: int = 0
     """Names the individual commits above `offset` that count; 0 where none do."""
+    ranges_of_some_keys: bool = False
+    """Whether those may be of some keys only: then they lead through no gate (`ranged_commits`)."""
     is_begun: bool = True
     """Whether a client has committed there; otherwise the coordinator wrote where the group is to begin."""
 
@@ -269,6 +271,7 @@ def _position(value: OffsetCommitValue) -> Position:
         if value.frontier_starts
         else None,
         value.ranges_since,
+        value.ranges_of_some_keys,
         value.opened >= NO_LAYOUT,
     )
 
@@ -296,6 +299,7 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         topic_id=position.topic_id,
         opened=position.opened if position.is_begun else _mirrored(position.opened),
         ranges_since=position.ranges_since,
+        ranges_of_some_keys=position.ranges_of_some_keys,
     )
     if position.frontier is not None:
         value.frontier_starts = position.frontier.starts

@@ -11,9 +11,10 @@ stock member that has read on from the stable offset is kept, and a tool that se
 record from there delivered again. What counts is a fact: no commit by ranges undoes it, and it may be committed again.
 
 A position behind the end of a segment says to members that the gate there was open once (ordering.md, 6.1). A range of
-offsets does not say of which keys it is, so the frontier goes through ranges to the next such end and no further: the
-keys that stand there may wait at the gate, and what lies behind it may be of others. They go on by a plain commit, by
-their own range of keys, or, where all keys stand there and nobody shares them, by a range that holds the gate itself.
+offsets does not say of which keys it is. So where ranges may be of some keys only, as members share the partition, the
+frontier goes through them to the next such end and no further: the keys that stand there may wait at the gate, and what
+lies behind it may be of others. They go on by a plain commit, by their own range of keys, or, where all keys stand
+there and nobody shares them any more, by a range that holds the gate itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from anabranch.machines.groups import individual, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.shares import KeyRange
+from anabranch.machines.keyspace import SPACE_END
 
 REFRESHED_AFTER_MS = 3_600_000
 """A position that ranges are committed above is written again after this time, so that it does not expire."""
@@ -44,6 +46,8 @@ class RangedCommit(NamedTuple):
     key_ranges: Sequence[KeyRange]
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+    of_some_keys: bool = False
+    """Whether the sender has some keys of the partition only."""
 
 
 class Counted(NamedTuple):
@@ -77,10 +81,16 @@ def checked(
     key_ranges: Sequence[KeyRange],
     leader_epoch: int = NO_LEADER_EPOCH,
     metadata: str = "",
+    *,
+    is_shared: bool = False,
 ) -> RangedCommit:
-    """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be."""
-    found = individual.checked(offset_ranges), shares.checked(key_ranges)
-    return RangedCommit(base, *found, leader_epoch, metadata)
+    """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be.
+
+    `is_shared`: members are known to share the partition; a commit that names some keys is of those alone, too.
+    """
+    ranges, keys = individual.checked(offset_ranges), shares.checked(key_ranges)
+    of_some_keys = is_shared or any((start, end) != (0, SPACE_END) for start, end, _ in keys)
+    return RangedCommit(base, ranges, keys, leader_epoch, metadata, of_some_keys)
 
 
 def decide(
@@ -91,13 +101,10 @@ def decide(
     topic_id: UUID,
     now_ms: int,
     gates: Sequence[int] | None = (),
-    *,
-    is_shared: bool = False,
 ) -> Decided:
     """Decide a commit above a position. `room`: how many ranges more may be held.
 
-    `gates`: where a gate may be in the partition, ascending; None while that is not known. `is_shared`: members share
-    the partition.
+    `gates`: where a gate may be in the partition, ascending; None while that is not known.
     """
     position = before or Position(max(0, commit.base), topic_id=topic_id)
     stable = position.offset
@@ -107,6 +114,8 @@ def decide(
         return Refused(ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, stable, message)
     merge = held.merged(commit.offset_ranges)
     frontier = position.stands
+    by_some = commit.of_some_keys or not shares.is_constant(frontier)
+    of_some = bool(position.ranges_of_some_keys and held) or bool(by_some and commit.offset_ranges)
     if commit.key_ranges:
         if len(commit.key_ranges) > FRONTIER_STEPS_MAX:
             return _too_many(stable, f"{len(commit.key_ranges)} ranges of keys are committed at once")
@@ -118,8 +127,8 @@ def decide(
             at = bisect_right(starts, offset) - 1
             return max(held.reaches(offset), merge.put[at][1] + 1 if at >= 0 else 0)
 
-        passed = () if is_shared or not shares.is_constant(frontier) else commit.offset_ranges
-        frontier = shares.through(frontier, _before_gates(reaches, gates, passed))
+        passed = () if by_some else commit.offset_ranges
+        frontier = shares.through(frontier, _before_gates(reaches, gates, passed) if of_some else reaches)
     if len(frontier.starts) > FRONTIER_STEPS_MAX:
         return _too_many(stable, f"the keys of the partition have {len(frontier.starts)} offsets of their own")
     moved = shares.stable(frontier)
@@ -130,7 +139,8 @@ def decide(
         if growth > max(0, room):
             return _too_many(stable, f"the group has {len(held)} ranges above the stable offset {stable}")
     since = position.ranges_since or (max(1, now_ms) if put else 0)
-    after = position.at(frontier)._replace(ranges_since=since, is_begun=True)
+    of_some = of_some and bool(put or held.after(moved - 1))
+    after = position.at(frontier)._replace(ranges_since=since, ranges_of_some_keys=of_some, is_begun=True)
     if after.offset != stable or commit.leader_epoch != NO_LEADER_EPOCH:
         after = after._replace(leader_epoch=commit.leader_epoch)
     if commit.metadata:
@@ -179,5 +189,6 @@ def plain(
         return after
     if before.frontier is None and not before.ranges_since:
         return after
-    frontier = shares.through(shares.at_least(before.stands, after.offset), _before_gates(held.reaches, gates))
-    return after.at(frontier)._replace(ranges_since=before.ranges_since)
+    reaches = _before_gates(held.reaches, gates) if before.ranges_of_some_keys else held.reaches
+    frontier = shares.through(shares.at_least(before.stands, after.offset), reaches)
+    return after.at(frontier)._replace(ranges_since=before.ranges_since, ranges_of_some_keys=before.ranges_of_some_keys)

@@ -111,6 +111,7 @@ class TransactionRanges:
                 topic_id=position.topic_id,
                 offset_ranges=[CommittedRange(start=start, end=end) for start, end in commit.offset_ranges],
                 key_ranges=[CommittedKeyRange(start=a, end=b, offset=offset) for a, b, offset in commit.key_ranges],
+                of_some_keys=commit.of_some_keys,
             ),
         )
 
@@ -138,7 +139,7 @@ def fold(
     keys = [(it.start, it.end, it.offset) for it in value.key_ranges if it.offset >= stable]
     if not ranges and not keys:
         return None
-    commit = RangedCommit(-1, ranges, keys)
+    commit = RangedCommit(-1, ranges, keys, of_some_keys=value.of_some_keys)
     decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms, gates)
     return decided if isinstance(decided, ranged_commits.Counted) else None
 

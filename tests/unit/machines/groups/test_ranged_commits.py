@@ -145,7 +145,7 @@ def resized(*, is_open: bool = True) -> RangedGroup:
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_keys_that_stand_at_a_gate_are_not_moved_behind_it_by_what_others_finished_there(is_loaded: bool) -> None:
     group = resized()
-    group.committed(ranges=[(GATE, GATE + 1)])
+    group.committed(ranges=[(GATE, GATE + 1)], shares=[keys(0, 3, 5)])
     assert group.committed(shares=[keys(4, 7, GATE)]) == 5
     if is_loaded:
         group.load()
@@ -154,9 +154,29 @@ def test_keys_that_stand_at_a_gate_are_not_moved_behind_it_by_what_others_finish
     assert group.committed(shares=[keys(4, 7, GATE + 1)]) == GATE + 2, "they are behind it, and go on"
 
 
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_ranges_of_who_has_all_keys_lead_through_gates(in_transaction: bool) -> None:
+    group = resized()
+    group.committed(ranges=[(GATE, GATE + 3)])
+    if in_transaction:
+        group.commit_later(1, [(5, GATE - 1)])
+        group.end(1, committed=True)
+    else:
+        group.committed(ranges=[(5, GATE - 1)])
+    assert group.fetched().committed_offset == GATE + 4 and not group.ranges()
+
+
+def test_ranges_of_some_keys_in_a_transaction_lead_to_a_gate() -> None:
+    group = resized()
+    group.committed(ranges=[(GATE - 1, GATE + 3)])
+    group.commit_later(1, [(5, 6)], [keys(0, 3, 5)])
+    group.end(1, committed=True)
+    assert group.committed(ranges=[(7, GATE - 2)]) == GATE
+
+
 def test_ranges_lead_to_a_gate_and_a_plain_commit_of_a_member_leads_through_it() -> None:
     group = resized()
-    assert group.committed(ranges=[(7, GATE + 1)]) == 5
+    assert group.committed(ranges=[(7, GATE + 1)], shares=[keys(0, 3, 5)]) == 5
     member(group, one=3)
     assert group.committed(7, member="one", epoch=3) == GATE
     assert group.committed(GATE, member="one", epoch=3) == GATE
@@ -168,7 +188,7 @@ def test_ranges_lead_to_a_gate_and_a_plain_commit_of_a_member_leads_through_it()
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_a_range_that_holds_the_gate_where_all_keys_stand_leads_through_it(in_transaction: bool) -> None:
     group = resized()
-    group.committed(ranges=[(GATE + 3, GATE + 3)])
+    group.committed(ranges=[(GATE + 3, GATE + 3)], shares=[keys(0, 3, 5)])
     group.committed(shares=[keys(0, 7, GATE)])
     if in_transaction:
         group.commit_later(1, [(GATE, GATE + 2)])
@@ -197,9 +217,11 @@ def test_a_range_of_a_sharer_does_not_lead_through_a_gate() -> None:
 
 def test_where_gates_are_is_not_known_while_a_log_is_not_open_and_ranges_lead_nowhere() -> None:
     group = resized(is_open=False)
-    assert group.committed(ranges=[(5, 6)]) == 5
+    assert group.committed(ranges=[(5, 6)], shares=[keys(0, 3, 5)]) == 5
     assert group.ranges() == [(5, 6)]
     assert group.committed(shares=[keys(0, 7, 7)]) == 7
+    assert group.committed(ranges=[(9, 9)]) == 7
+    assert group.committed(ranges=[(7, 8)]) == 10, "nobody shares the partition any more"
 
 
 @pytest.mark.parametrize(
