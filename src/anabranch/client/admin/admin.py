@@ -227,7 +227,15 @@ class Admin(GroupAdmin):
     async def describe_topics(self, topics: str | Iterable[str]) -> dict[str, TopicDescription]:
         """Describe topics: layouts, leaders, epochs, segments, retiring partitions, and closed gates."""
         names = [topics] if isinstance(topics, str) else list(topics)
-        return {name: await self._describe(name) for name in names}
+        found: dict[str, TopicDescription] = {}
+        for name in names:
+            try:
+                found[name] = await self._describe(name)
+            except ApiError as error:
+                if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+                found[name] = await self._describe(name)  # A retiring partition may have been removed meanwhile.
+        return found
 
     async def _describe(self, name: str) -> TopicDescription:
         info, view = await self._cluster.topic(name), await self._cluster.view(name)
