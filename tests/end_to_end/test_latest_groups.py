@@ -400,6 +400,36 @@ def test_records_deleted_from_a_later_partition_whose_owner_committed_nothing_ta
         asyncio.run(scenario(broker.address))
 
 
+def test_what_is_written_while_a_partition_waits_is_read_by_the_classic_members_that_come_then(tmp_path: Path) -> None:
+    """No coordinator hands a partition out to those, and nobody wrote where they are to begin."""
+
+    async def scenario(address: str) -> None:
+        async with Admin(address) as admin, Producer(address) as producer, asyncio.timeout(60):
+
+            async def send(*values: str) -> None:
+                for value in values:
+                    await producer.send("t", value, key="k1")
+                await producer.flush()
+
+            await admin.create_topics("t", partitions=1)
+            await send("of before")
+            await admin.resize("t", 2)
+            said = {"bootstrap.servers": address, "group.id": "g", "auto.offset.reset": "latest"}
+            first = StockConsumer({**said, "group.protocol": "consumer"})
+            first.subscribe(["t"])
+            while not first.assignment():
+                assert await asyncio.to_thread(first.poll, 0.2) is None
+            assert [it.partition for it in first.assignment()] == [0], "the other one waits for what is not read yet"
+            await send("1", "2", "3")
+            for _ in range(5):
+                assert await asyncio.to_thread(first.poll, 0.2) is None
+            await asyncio.to_thread(first.close)
+            assert await asyncio.to_thread(read_by_stock, address, "classic", 3) == [b"1", b"2", b"3"]
+
+    with running(tmp_path, **QUICK) as broker:
+        asyncio.run(scenario(broker.address))
+
+
 def test_records_done_out_of_turn_in_a_later_partition_take_none_with_them_that_were_not(tmp_path: Path) -> None:
     """The first commit by ranges said that the group had begun where the coordinator wrote, below the log start."""
 
