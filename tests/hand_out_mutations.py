@@ -12,6 +12,7 @@ GATEKEEPER = "machines/groups/gatekeeper.py"
 RESETS = "machines/groups/resets.py"
 WRITTEN = "machines/groups/hand_outs.py"
 FETCHES = "machines/groups/offset_fetches.py"
+SETTLING = "machines/groups/settling.py"
 OWED = "tests/unit/machines/groups/test_positions_owed.py"
 
 
@@ -108,5 +109,29 @@ HAND_OUTS = (
         ),
         (*PYTEST, f"{OWED}::test_what_is_deleted_before_a_later_partition_is_read_is_not_where_it_begins"),
         f"{LATEST}::test_records_deleted_from_a_later_partition_while_the_group_is_away_take_no_others_with_them",
+    ),
+    Mutation(
+        "where partitions that waited begin is not written when their group becomes a classic one",
+        (Edit(SETTLING, "draft.write(*self._of_waited(group_id, topic, written, now_ms))", "continue"),),
+        ("-m", "tests.simulation.groups", "--first", "5197", "--seeds", "1", "--until-failure"),
+        f"{LATEST}::test_what_is_written_while_a_partition_waits_is_read_by_the_classic_members_that_come_then",
+    ),
+    Mutation(
+        "a commit by ranges begins where the coordinator had written, whatever is deleted",
+        (
+            Edit(
+                "machines/groups/offsets.py",
+                "        return position._replace(offset=max(position.offset, topic.log_start(partition)))\n",
+                "        return position\n",
+            ),
+        ),
+        (*PYTEST, f"{OWED}::test_a_commit_by_ranges_begins_where_its_member_was_told_to"),
+        f"{LATEST}::test_records_done_out_of_turn_in_a_later_partition_take_none_with_them_that_were_not",
+    ),
+    Mutation(
+        "the position of a removed partition is owed for ever",
+        (Edit(SETTLING, "if topic is None or not topic.has(number):", "if topic is None:"),),
+        (*PYTEST, f"{OWED}::test_the_position_of_a_partition_that_is_removed_is_owed_to_nobody"),
+        f"{LATEST}::test_the_offsets_of_a_group_can_be_listed_after_a_topic_that_it_reads_has_shrunk",
     ),
 )

@@ -124,4 +124,14 @@ SHARING = (
         lives(2_001_441),
         f"{BY_RANGE}::test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there",
     ),
+    Mutation(
+        "keys that are ahead are read again where a topic may not be read by key any more",
+        (Edit(f"{FETCHING}/delivering.py", "    if not partition.is_sifted or", "    if partition.is_sifted or"),),
+        (
+            *PYTEST,
+            "tests/unit/machines/clients/fetching/test_shares.py"
+            "::test_where_a_broker_gives_no_keys_all_is_asked_for_and_said_what_is_to_be_left_out",
+        ),
+        f"{BY_RANGE}::test_keys_that_are_ahead_are_not_read_again_where_the_topic_may_not_be_read_by_key_any_more",
+    ),
 )

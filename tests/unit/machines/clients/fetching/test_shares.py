@@ -198,3 +198,22 @@ def test_an_offset_behind_what_was_handed_out_is_that_offset_of_all_keys_long_af
     assert found.to_commit_as_said(TP, 30) == [(0, 199, 30)], "not 40 of the keys that it had"
     assert found.to_commit_as_said(TP, 15) == [(0, 99, 15), (100, 199, 20)]
     assert found.to_commit_as_said(TP, 70) == [(0, 199, 70)], "an application may pass over records"
+
+
+def test_where_a_broker_gives_no_keys_all_is_asked_for_and_said_what_is_to_be_left_out() -> None:
+    low, high = Interval(0, 99), Interval(100, SPACE_END)
+    found = member("earliest", low, steps=((0, 99, 10),))
+    found.restart(TP, 40)
+    found.grant([(TP, UUID(int=1))], {TP: (high,)})
+    found.arrive(TP, 12, ((0, 99, 12), (100, SPACE_END, 20)), 40)
+    answer(found, filtered_to=-1, error=ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED)
+    (fetch,) = found.drain(0).fetches
+    assert (fetch.partitions[TP].offset, fetch.partitions[TP].asked) == (20, None)
+    result = FetchResult(ErrorCode.NONE, memoryview(b"".join((batch(20), batch(30), batch(40)))), 100, 100, 0)
+    found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: result}, 0)
+    (part,) = found.deliverable()
+    assert (part.start, part.end, list(part.floor)) == (20, 41, [(0, 99, 40), (100, SPACE_END, 20)])
+    found.handed_out(part, 41)
+    answer(found, batch(41), filtered_to=-1)
+    (part,) = found.deliverable()
+    assert (part.start, list(part.floor)) == (41, []), "all keys are read to there"
