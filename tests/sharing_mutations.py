@@ -120,9 +120,37 @@ SHARING = (
     ),
     Mutation(
         "keys that wait at a gate go through it with what others have finished there",
-        (Edit("machines/groups/ranged_commits.py", "at == len(gates) or furthest <= gates[at]", "at <= len(gates)"),),
+        (
+            Edit(
+                "machines/groups/positions.py",
+                "return self.offset if self.passed is None else shares.stable(self.passed)",
+                "return self.offset",
+            ),
+            Edit(
+                f"{FETCHING}/gating.py",
+                "passed = partition.committed if partition.passed is None else lowest(partition.passed, (SPACE,))",
+                "passed = partition.committed",
+            ),
+            Edit(
+                f"{FETCHING}/gating.py",
+                "known = partition.passed or partition.committed_by_key or NOWHERE",
+                "known = partition.committed_by_key or NOWHERE",
+            ),
+        ),
         lives(2_001_441),
         f"{BY_RANGE}::test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there",
+    ),
+    Mutation(
+        "a member does not stop at the gate itself where others have finished what follows",
+        (
+            Edit(
+                f"{FETCHING}/gating.py",
+                "    if limit is None or view is None or position is None or position >= limit:\n",
+                "    if limit is None or view is None or position is None or partition.share or position >= limit:\n",
+            ),
+        ),
+        lives(2_001_441),
+        f"{IN_GROUPS}::test_what_a_sharer_has_finished_behind_a_gate_opens_it_for_no_other_keys",
     ),
     Mutation(
         "keys that are ahead are read again where a topic may not be read by key any more",

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,8 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client import Admin, Consumer, OffsetAndMetadata, Producer, TopicPartition
 from anabranch.client import sync as plain
 from anabranch.machines.keyspace import SPACE, cuts, spread
-from anabranch.records.hashing import murmur2
+from anabranch.machines.placement import place
+from anabranch.records.hashing import murmur2, placement_hash
 from tests.support.broker import BrokerProcess, running
 from tests.support.examples import python_examples
 from tests.support.thorough import THOROUGH
@@ -501,3 +502,93 @@ async def switched_off(address: str, topic: str) -> None:
         for numbers in seen.values():
             firsts = list(dict.fromkeys(numbers))
             assert firsts == sorted(firsts)
+
+
+def keys_of_halves() -> tuple[list[bytes], list[bytes]]:
+    """Two keys of each half of the key space."""
+    found: tuple[list[bytes], list[bytes]] = ([], [])
+    number = 0
+    while min(map(len, found)) < 2:
+        key = b"k%d" % number
+        found[int(place(placement_hash(key), 1, 2))].append(key)
+        number += 1
+    return found
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_what_a_sharer_has_finished_behind_a_gate_opens_it_for_no_other_keys(address: str, leaves: bool) -> None:
+    """Neither for those of a member that waits there, nor for those that it is given itself when that one leaves."""
+    asyncio.run(_behind_a_gate(address, f"behind-a-gate-{leaves}", leaves=leaves))
+
+
+async def _behind_a_gate(address: str, topic: str, *, leaves: bool) -> None:
+    lower, upper = keys_of_halves()
+    await create(address, topic, 1)
+    async with Admin(address) as admin, Producer(address) as producer:
+        for count, keys in ((0, (lower[0], upper[0])), (2, (upper[1],)), (1, (lower[1], upper[1]))):
+            if count:
+                await admin.resize(topic, count)
+            for key in keys:
+                await (await producer.send(topic, b"v", key=key))
+    said: dict[str, Any] = {"allow_key_share": True, "acknowledgement_mode": "explicit", "enable_auto_commit": False}
+    made = [Consumer(address, group_id=topic, auto_offset_reset="earliest", **said) for _ in range(2)]
+    shared, later = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    handed: dict[tuple[int, int], tuple[Consumer, Any]] = {}
+
+    async def read(*consumers: Consumer) -> None:
+        for consumer in consumers:
+            for record in await consumer.poll(0.05):
+                handed[record.partition, record.offset] = consumer, record
+
+    async def until(what: Callable[[], bool], *consumers: Consumer) -> None:
+        while not what():
+            await read(*consumers)
+
+    def finish(offset: int, partition: int = 0) -> None:
+        consumer, record = handed[partition, offset]
+        assert consumer.done(record)
+
+    def pausing(consumer: Consumer) -> Callable[[Collection[TopicPartition]], Awaitable[None]]:
+        async def pause(partitions: Collection[TopicPartition]) -> None:
+            if later in partitions and is_paused:
+                await consumer.pause(later)
+
+        return pause
+
+    is_paused = True
+    async with made[0], made[1], asyncio.timeout(60):
+        for consumer in made:
+            consumer.subscribe(topic, on_partitions_assigned=pausing(consumer))
+        await until(lambda: all(len(it.key_ranges().get(shared, ())) == 1 for it in made), *made)
+        await until(lambda: {(0, 0), (0, 1), (0, 2)} <= handed.keys(), *made)
+        one, other = handed[0, 2][0], handed[0, 1][0]
+        assert one is not other and handed[0, 0][0] is one
+        finish(2)
+        await one.commit()
+        if leaves:
+            await other.close()
+            del handed[0, 1]
+            await until(lambda: not one.key_ranges()[shared], one)
+            await until(lambda: (0, 1) in handed, one)
+        left = [one] if leaves else made
+        finish(1)
+        for consumer in left:
+            await consumer.commit()
+        finish(0)
+        for _ in range(3):
+            for consumer in left:
+                await consumer.commit()
+            for _ in range(5):
+                await read(*left)
+        assert (0, 3) not in handed, "the record before it is in the partition that is paused"
+        is_paused = False
+        for consumer in left:
+            if later in consumer.assignment():
+                await consumer.resume(later)
+        await until(lambda: (1, 0) in handed, *left)
+        assert (0, 3) not in handed
+        finish(0, partition=1)
+        while (0, 3) not in handed:
+            for consumer in left:
+                await consumer.commit()
+            await read(*left)

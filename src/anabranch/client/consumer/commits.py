@@ -6,7 +6,7 @@ write the positions after all records returned by earlier polls.
 Where work is finished out of order, a commit has the stable offset, and the ranges done above it since the last one. A
 coordinator that knows ranges says so in its answer to the first commit; of any other only the stable offset is asked.
 In a partition with ranges the stable offset is committed as that of all keys: a plain offset from a consumer that is no
-member of the group would have its coordinator forget the ranges above, and a range goes through no gate.
+member of the group would have its coordinator forget the ranges above, and a range does not say whose keys it is of.
 
 Of a shared partition the offsets of this member's ranges of keys are committed, and never a plain one: that would say
 of other members' keys, too, that they are processed.
@@ -243,19 +243,15 @@ class Commits:
         for part in _parts(ranges):
             self._check_held(part, drops)
             context.ranged.update(part)
-            pending = {
-                tp: OffsetAndMetadata(context.committed[tp], ranges=some, shares=self._keys_of(tp))
-                for tp, some in part.items()
-            }
-            await self._commit(pending, deadline, drops)
-
-    def _keys_of(self, tp: TopicPartition) -> Sequence[Piece]:
-        """Say of which keys ranges of a shared partition are; no more than that all below the stable offset is done."""
-        return [(start, end, self._context.committed[tp]) for start, end in self._context.fetcher.share(tp)]
+            await self._commit(
+                {tp: OffsetAndMetadata(context.committed[tp], ranges=some) for tp, some in part.items()},
+                deadline,
+                drops,
+            )
 
     async def _commit(self, pending: dict[TopicPartition, OffsetAndMetadata], deadline: int, drops: int) -> None:
         """Commit what was processed when so many `drops` had been; raise if a partition was dropped since then."""
-        began = self._context.now_ms()
+        began, said = self._context.now_ms(), dict(pending)
         while pending:
             self._check_held(pending, drops)
             identity = self._context.identity()
@@ -277,7 +273,7 @@ class Commits:
                     if code is ErrorCode.NONE:
                         at = pending.pop(tp)
                         if is_held:  # Otherwise it may say nothing of the topic that has its name now.
-                            self._note(tp, at)
+                            self._note(tp, at, said[tp])
                         continue
                     if code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD and is_held:
                         self._adjust(pending, tp)
@@ -321,29 +317,49 @@ class Commits:
             raise
         return dict.fromkeys(pending, ErrorCode.NONE)
 
-    def _note(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
-        """Note a commit that counts."""
+    def _note(self, tp: TopicPartition, at: OffsetAndMetadata, said: OffsetAndMetadata) -> None:
+        """Note a commit that counts; `said`: what it was before parts of it were left out."""
         context, stable = self._context, self._context.offsets.stable.get(tp, -1)
-        is_shared = bool(context.fetcher.share(tp))
-        if at.ranges and is_shared:
-            context.committed[tp] = stable
-        elif at.shares and is_shared:
-            context.committed_shares[tp] = at.shares
-            context.note_committed_by_key(tp, max(stable, 0), at.shares)
+        if context.fetcher.share(tp):
+            if at.shares:
+                context.committed_shares[tp] = said.shares
+                context.note_committed_by_key(tp, max(stable, 0), at.shares)
+            elif at.ranges:
+                context.committed[tp] = stable
+            else:
+                context.note_committed(tp, at.offset)
+        elif at.ranges:
+            context.note_committed(tp, stable, by_owner=False)
         else:
-            context.note_committed(tp, stable if at.ranges or at.shares else at.offset)
+            offset = at.shares[0][2] if at.shares else at.offset
+            context.note_committed(tp, offset)
+            if at.shares and stable > offset:  # Through ranges that it has reached.
+                context.note_committed(tp, stable, by_owner=False)
 
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
-        """Leave out of a commit what lies below the stable offset that its answer told: all of that is done."""
-        at, stable = pending.pop(tp), self._context.offsets.stable[tp]
+        """Leave out of a commit what lies below the stable offset that its answer told: all of that is done.
+
+        Keys that stand below it may wait at a gate: what others have finished there does not have them go through it.
+        """
+        context, at, stable = self._context, pending.pop(tp), self._context.offsets.stable[tp]
+        if at.shares:
+            steps = [step for step in at.shares if step[2] >= stable]
+            if steps:
+                pending[tp] = at._replace(offset=stable, shares=steps)
+            elif context.fetcher.share(tp):
+                context.committed_shares[tp] = at.shares
+                done = [(start, end, stable) for start, end, _ in at.shares]
+                context.note_committed_by_key(tp, stable, done, by_owner=False)
+            else:
+                context.note_committed(tp, stable, by_owner=False)
+            return
+        if context.fetcher.share(tp):
+            context.committed[tp] = stable
+        else:
+            context.note_committed(tp, stable, by_owner=False)
         ranges = [(max(first, stable), last) for first, last in at.ranges if last >= stable]
-        steps = [(start, end, max(offset, stable)) for start, end, offset in at.shares]
-        if ranges or (steps and not at.ranges):
-            pending[tp] = at._replace(offset=stable, ranges=ranges, shares=steps)
-        if at.ranges and self._context.fetcher.share(tp):
-            self._context.committed[tp] = stable
-        elif at.ranges:
-            self._context.note_committed(tp, stable)
+        if ranges:
+            pending[tp] = OffsetAndMetadata(stable, ranges=ranges)
 
     def is_due(self) -> bool:
         """Whether an automatic commit is due: its interval is over, or a position has passed the end of a layout."""

@@ -121,18 +121,27 @@ class GroupContext:
         self.closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def note_committed(self, tp: TopicPartition, offset: int) -> None:
-        """Note a committed offset, read or written: gates of this member may depend on it."""
+    def note_committed(self, tp: TopicPartition, offset: int, *, by_owner: bool = True) -> None:
+        """Note a committed offset, read or written: gates of this member may depend on it.
+
+        `by_owner`: the owner of all keys is there; otherwise ranges of offsets have moved it.
+        """
         self.committed[tp] = offset
-        self.fetcher.committed(tp, offset)
+        self.fetcher.committed(tp, offset, by_owner=by_owner)
         self.host.forget_skips(tp, offset)
 
     def note_committed_by_key(
-        self, tp: TopicPartition, stable: int, steps: Sequence[Piece], *, everything: bool = False
+        self,
+        tp: TopicPartition,
+        stable: int,
+        steps: Sequence[Piece],
+        *,
+        everything: bool = False,
+        by_owner: bool = True,
     ) -> None:
         """Note the committed offsets of a shared partition: of some ranges of keys, or of all keys."""
         self.committed[tp] = stable
-        self.fetcher.committed_by_key(tp, steps, stable if everything else None)
+        self.fetcher.committed_by_key(tp, steps, stable if everything else None, by_owner=by_owner)
         self.host.forget_skips(tp, stable)
 
     def note_drop(self, partitions: Iterable[TopicPartition], whole: Iterable[TopicPartition]) -> None:

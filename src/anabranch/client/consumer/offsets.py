@@ -113,6 +113,8 @@ class Offsets:
         """Whether the coordinator knows ranges of offsets; None before its first answer to a commit."""
         self.stable: dict[TopicPartition, int] = {}
         """By partition, the stable offset that the last answer to a commit told."""
+        self.passed: dict[TopicPartition, Sequence[tuple[int, int, int]]] = {}
+        """By partition, how far owners of keys had come by the last fetch, where the group had committed further."""
 
     async def fetch(
         self,
@@ -167,8 +169,11 @@ class Offsets:
         for topic in answered.topics:
             name = names.get(topic.topic_id, "") if version >= TOPIC_ID_VERSION else topic.name
             for partition in topic.partitions:
-                error = ErrorCode.of(partition.error_code)
-                found[TopicPartition(name, partition.partition_index)] = (
+                error, tp = ErrorCode.of(partition.error_code), TopicPartition(name, partition.partition_index)
+                self.passed.pop(tp, None)
+                if partition.passed_key_ranges:
+                    self.passed[tp] = [(keys.start, keys.end, keys.offset) for keys in partition.passed_key_ranges]
+                found[tp] = (
                     OffsetAndMetadata(
                         partition.committed_offset,
                         partition.metadata or "",

@@ -1,8 +1,8 @@
 """Gates of a group in one topic: the partitions that wait for records of other partitions (ordering.md, 6.1 and 8).
 
 `judge` decides one partition by positions that count as progress (`machines.progress`). A partition is closed when its
-next record lies behind a closed gate, unless that gate was open once: the committed offset is above the segment's
-start, or the coordinator has handed the partition out at this gate before (`Position.opened`; ADR 0033).
+next record lies behind a closed gate, unless that gate was open once: the owners of all keys have come beyond the
+segment's start, or the coordinator has handed the partition out at this gate before (`Position.opened`; ADR 0033).
 
 A closed partition is withheld from every member. An owned one stays with its owner, as stock consumers cannot be
 stopped within a partition (ADR 0018), except where the gate is of a layout that re-opened the partition: that one is
@@ -80,7 +80,7 @@ def next_closed(topic: TopicImage, gates: Gates, partition: int, layout: int, wa
 
 def is_behind(lineage: Lineage, partition: int, was: Position, start: int) -> bool:
     """Whether a group has committed records of a segment; while the log is not open its begin is told as 0."""
-    return was.offset > start and partition not in lineage.unknown
+    return was.gone_through > start and partition not in lineage.unknown
 
 
 class Evaluated:

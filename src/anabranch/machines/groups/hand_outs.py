@@ -133,7 +133,7 @@ class HandOuts:
             if position is None and topic.is_gated:
                 gates.begins(at)
         else:
-            passed = layout > was.opened and was.offset <= segment_start(topic, number, layout)
+            passed = layout > was.opened and was.gone_through <= segment_start(topic, number, layout)
             if passed and not self._offsets.positions.unstable(group_id, topic.name, number):
                 position = was._replace(opened=layout)
             has_waited = waited is not None or not was.is_begun or _never_opened(topic, number, was)
@@ -206,7 +206,7 @@ def _never_opened(topic: TopicImage, number: int, was: Position) -> bool:
     if topic.lineage is None:
         return False
     layout = topic.lineage.layout_at(number, was.offset)
-    return layout > max(topic.lineage.first, was.opened) and was.offset <= topic.lineage.start(number, layout)
+    return layout > max(topic.lineage.first, was.opened) and was.gone_through <= topic.lineage.start(number, layout)
 
 
 def _may_stand_at_gate(topic: TopicImage, number: int, was: Position) -> bool:

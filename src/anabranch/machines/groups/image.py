@@ -12,7 +12,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.keyspace import Interval, interval
-from anabranch.machines.lineage import BEYOND, NO_CUTS, Lineage
+from anabranch.machines.lineage import BEYOND, Lineage
 
 CHANGES_REMEMBERED_MAX = 20_000
 
@@ -71,12 +71,6 @@ class TopicImage:
     def is_gated(self) -> bool:
         """Whether partitions may wait for others."""
         return self.lineage is not None and self.lineage.current > 0
-
-    def gates(self, partition: int) -> Sequence[int] | None:
-        """Where a gate may be in a partition, ascending: where segments end; None while that is not known."""
-        if self.lineage is None:
-            return ()
-        return None if partition in self.lineage.unknown else self.lineage.cuts.get(partition, NO_CUTS).ends
 
     def interval(self, partition: int) -> Interval:
         """The keys that a partition holds, or held when it was the newest that still took records."""

@@ -116,6 +116,8 @@ class OffsetFetches(NamedTuple):
             found.committed_range_offsets = Ranges(held.copied())
         if position.frontier is not None:
             found.key_range_offsets = KeyRanges(position.frontier)
+        if position.passed is not None:
+            found.passed_key_ranges = KeyRanges(position.passed)
         return found
 
 

@@ -28,7 +28,7 @@ from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.ranges_on_wire import commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.groups.shared_commits import is_shared, refusal
+from anabranch.machines.groups.shared_commits import refusal
 from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
@@ -256,12 +256,10 @@ class Offsets:
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
+            elif isinstance(part, TxnOffsetCommitRequestPartition):
+                yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft)
             else:
-                shared = member is not None and is_shared(member[0], topic.topic_id, index)
-                if isinstance(part, TxnOffsetCommitRequestPartition):
-                    yield self._commit_ranges_later(group_id, topic, part, producer_id, now_ms, draft, shared=shared)
-                else:
-                    yield self._commit_ranges(group_id, topic, part, now_ms, draft, shared=shared)
+                yield self._commit_ranges(group_id, topic, part, now_ms, draft)
 
     def _commit_plain(
         self,
@@ -280,7 +278,7 @@ class Offsets:
         position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
         if before is not None:
             held = self.individual.of(group_id, (topic.name, index), before)
-            position = ranged_commits.plain(before, held, position, topic.gates(index), by_member=by_member)
+            position = ranged_commits.plain(before, held, position, by_member=by_member)
         self.on_commit(group_id, topic, index, position)
         draft.write(position_record(group_id, topic.name, index, position))
         self.counts["commit"] += 1
@@ -341,8 +339,6 @@ class Offsets:
         producer_id: int,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
-        *,
-        shared: bool,
     ) -> Answered:
         """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
 
@@ -357,7 +353,7 @@ class Offsets:
                 return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=message)
             if self.positions.unstable(group_id, topic.name, index):
                 before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
-        commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset, shared=shared)
+        commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit
         if before is None:
@@ -380,18 +376,13 @@ class Offsets:
         if topic is not None:
             before = self._stands(change.group_id, topic, index)
             held = self.individual.of(change.group_id, change.partition, before)
-            decided = fold(before, held, change, now_ms, topic.gates(index))
+            decided = fold(before, held, change, now_ms)
             if decided is not None:
                 self._write(change.group_id, topic, index, decided, draft)
         draft.write(tombstone(change))
 
     def _checked(
-        self,
-        part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
-        log_start: int,
-        stable: int,
-        *,
-        shared: bool,
+        self, part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int, stable: int
     ) -> RangedCommit | Answered:
         """The commit by ranges, or why there is none."""
         index = part.partition_index
@@ -399,7 +390,7 @@ class Offsets:
             message = "This broker takes no commits by ranges: accept.individual.commit is false."
             return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
         try:
-            return commit_of(part, log_start, is_shared=shared)
+            return commit_of(part, log_start)
         except WrongRangesError as error:
             return Answered(index, ErrorCode.INVALID_REQUEST, stable, str(error))
 
@@ -428,21 +419,19 @@ class Offsets:
         part: OffsetCommitRequestPartition,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
-        *,
-        shared: bool,
     ) -> Answered:
-        """Add the records of a commit by ranges. `shared`: members share the partition."""
+        """Add the records of a commit by ranges."""
         index = part.partition_index
         before = self._stands(group_id, topic, index)
         stable = -1 if before is None else before.offset
-        commit = self._checked(part, topic.log_start(index), stable, shared=shared)
+        commit = self._checked(part, topic.log_start(index), stable)
         if isinstance(commit, Answered):
             return commit
         held = self.individual.of(group_id, (topic.name, index), before)
         room = min(
             self.settings.ranges_per_partition_max - len(held), self.settings.ranges_max - self.settings.ranges_held()
         )
-        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms, topic.gates(index))
+        decided = ranged_commits.decide(before, held, commit, room, topic.topic_id, now_ms)
         if isinstance(decided, ranged_commits.Refused):
             first = held.first()
             if decided.code is ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED and first is not None:

@@ -41,8 +41,8 @@ class Position(NamedTuple):
     """The next offset by key, where it is not `offset` for all keys; `offset` is the lowest (ADR 0048)."""
     ranges_since: int = 0
     """Names the individual commits above `offset` that count; 0 where none do."""
-    ranges_of_some_keys: bool = False
-    """Whether those may be of some keys only: then they lead through no gate (`ranged_commits`)."""
+    passed: Frontier | None = None
+    """By key, how far owners are known to have come, through which gates; None: as far as the frontier (ADR 0048)."""
     is_begun: bool = True
     """Whether a client has committed there; otherwise the coordinator wrote where the group is to begin."""
 
@@ -52,14 +52,25 @@ class Position(NamedTuple):
         return shares.constant(self.offset) if self.frontier is None else self.frontier
 
     @property
+    def passes(self) -> Frontier:
+        """How far owners are known to have come, by key."""
+        return self.stands if self.passed is None else self.passed
+
+    @property
+    def gone_through(self) -> int:
+        """The offset to which owners of all keys are known to have come: gates before it were open once."""
+        return self.offset if self.passed is None else shares.stable(self.passed)
+
+    @property
     def size(self) -> int:
         """Bytes of memory, about."""
-        return _size(self.metadata, 0 if self.frontier is None else len(self.frontier.starts))
+        return _size(self.metadata, sum(len(it.starts) for it in (self.frontier, self.passed) if it is not None))
 
-    def at(self, frontier: Frontier) -> Position:
+    def at(self, frontier: Frontier, passed: Frontier) -> Position:
         """The position with another frontier."""
         kept = None if shares.is_constant(frontier) else frontier
-        return self._replace(offset=shares.stable(frontier), frontier=kept)
+        behind = None if passed == frontier else passed
+        return self._replace(offset=shares.stable(frontier), frontier=kept, passed=behind)
 
 
 Partition = tuple[str, int]
@@ -256,7 +267,7 @@ def _size(metadata: str, steps: int) -> int:
 
 
 def _size_of(value: OffsetCommitValue) -> int:
-    return _size(value.metadata, len(value.frontier_starts))
+    return _size(value.metadata, len(value.frontier_starts) + len(value.passed_starts))
 
 
 def _position(value: OffsetCommitValue) -> Position:
@@ -271,7 +282,7 @@ def _position(value: OffsetCommitValue) -> Position:
         if value.frontier_starts
         else None,
         value.ranges_since,
-        value.ranges_of_some_keys,
+        shares.frontier_of(value.passed_starts, value.passed_offsets, 0) if value.passed_starts else None,
         value.opened >= NO_LAYOUT,
     )
 
@@ -299,9 +310,11 @@ def position_record(group_id: str, topic: str, partition: int, position: Positio
         topic_id=position.topic_id,
         opened=position.opened if position.is_begun else _mirrored(position.opened),
         ranges_since=position.ranges_since,
-        ranges_of_some_keys=position.ranges_of_some_keys,
     )
     if position.frontier is not None:
         value.frontier_starts = position.frontier.starts
         value.frontier_offsets = position.frontier.offsets
+    if position.passed is not None:
+        value.passed_starts = position.passed.starts
+        value.passed_offsets = position.passed.offsets
     return CoordinatorRecord(key, value)

@@ -137,7 +137,7 @@ class RangedCommits:
             held.follow(group_id, partition, position)
             ranges = held.of(group_id, partition, position)
             if position is not None and ranges:
-                after = position.at(shares.through(position.stands, ranges.reaches))
+                after = position.at(shares.through(position.stands, ranges.reaches), position.passes)
                 if after != position:
                     draft.write(position_record(group_id, *partition, after))
         self._search(draft)

@@ -11,16 +11,15 @@ stock member that has read on from the stable offset is kept, and a tool that se
 record from there delivered again. What counts is a fact: no commit by ranges undoes it, and it may be committed again.
 
 A position behind the end of a segment says to members that the gate there was open once (ordering.md, 6.1). A range of
-offsets does not say of which keys it is. So where ranges may be of some keys only, as members share the partition, the
-frontier goes through them to the next such end and no further: the keys that stand there may wait at the gate, and what
-lies behind it may be of others. They go on by a plain commit, by their own range of keys, or, where all keys stand
-there and nobody shares them any more, by a range that holds the gate itself.
+offsets says no such thing: it does not say of which keys it is, and who waits at a gate is moved behind it by what
+another member has finished there. So `Position.passed` keeps how far owners of the keys have come: what plain commits
+and those of ranges of keys have said. Only that counts as having gone through gates.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -31,7 +30,6 @@ from anabranch.machines.groups import individual, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.shares import KeyRange
-from anabranch.machines.keyspace import SPACE_END
 
 REFRESHED_AFTER_MS = 3_600_000
 """A position that ranges are committed above is written again after this time, so that it does not expire."""
@@ -46,8 +44,6 @@ class RangedCommit(NamedTuple):
     key_ranges: Sequence[KeyRange]
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
-    of_some_keys: bool = False
-    """Whether the sender has some keys of the partition only."""
 
 
 class Counted(NamedTuple):
@@ -81,31 +77,16 @@ def checked(
     key_ranges: Sequence[KeyRange],
     leader_epoch: int = NO_LEADER_EPOCH,
     metadata: str = "",
-    *,
-    is_shared: bool = False,
 ) -> RangedCommit:
-    """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be.
-
-    `is_shared`: members are known to share the partition; a commit that names some keys is of those alone, too.
-    """
-    ranges, keys = individual.checked(offset_ranges), shares.checked(key_ranges)
-    of_some_keys = is_shared or any((start, end) != (0, SPACE_END) for start, end, _ in keys)
-    return RangedCommit(base, ranges, keys, leader_epoch, metadata, of_some_keys)
+    """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be."""
+    found = individual.checked(offset_ranges), shares.checked(key_ranges)
+    return RangedCommit(base, *found, leader_epoch, metadata)
 
 
 def decide(
-    before: Position | None,
-    held: OffsetRanges,
-    commit: RangedCommit,
-    room: int,
-    topic_id: UUID,
-    now_ms: int,
-    gates: Sequence[int] | None = (),
+    before: Position | None, held: OffsetRanges, commit: RangedCommit, room: int, topic_id: UUID, now_ms: int
 ) -> Decided:
-    """Decide a commit above a position. `room`: how many ranges more may be held.
-
-    `gates`: where a gate may be in the partition, ascending; None while that is not known.
-    """
+    """Decide a commit above a position. `room`: how many ranges more may be held."""
     position = before or Position(max(0, commit.base), topic_id=topic_id)
     stable = position.offset
     lowest = min((*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1])))
@@ -113,13 +94,11 @@ def decide(
         message = f"Offset {lowest} lies below the stable offset {stable}: all before it is processed."
         return Refused(ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, stable, message)
     merge = held.merged(commit.offset_ranges)
-    frontier = position.stands
-    by_some = commit.of_some_keys or not shares.is_constant(frontier)
-    of_some = bool(position.ranges_of_some_keys and held) or bool(by_some and commit.offset_ranges)
+    frontier, passed = position.stands, position.passes
     if commit.key_ranges:
         if len(commit.key_ranges) > FRONTIER_STEPS_MAX:
             return _too_many(stable, f"{len(commit.key_ranges)} ranges of keys are committed at once")
-        frontier = shares.raised(frontier, commit.key_ranges)
+        frontier, passed = (shares.raised(it, commit.key_ranges) for it in (frontier, passed))
     if merge.put or held:
         starts = [start for start, _ in merge.put]
 
@@ -127,9 +106,8 @@ def decide(
             at = bisect_right(starts, offset) - 1
             return max(held.reaches(offset), merge.put[at][1] + 1 if at >= 0 else 0)
 
-        passed = () if by_some else commit.offset_ranges
-        frontier = shares.through(frontier, _before_gates(reaches, gates, passed) if of_some else reaches)
-    if len(frontier.starts) > FRONTIER_STEPS_MAX:
+        frontier = shares.through(frontier, reaches)
+    if max(len(frontier.starts), len(passed.starts)) > FRONTIER_STEPS_MAX:
         return _too_many(stable, f"the keys of the partition have {len(frontier.starts)} offsets of their own")
     moved = shares.stable(frontier)
     put = [it for it in merge.put if it[1] >= moved]
@@ -139,8 +117,7 @@ def decide(
         if growth > max(0, room):
             return _too_many(stable, f"the group has {len(held)} ranges above the stable offset {stable}")
     since = position.ranges_since or (max(1, now_ms) if put else 0)
-    of_some = of_some and bool(put or held.after(moved - 1))
-    after = position.at(frontier)._replace(ranges_since=since, ranges_of_some_keys=of_some, is_begun=True)
+    after = position.at(frontier, passed)._replace(ranges_since=since, is_begun=True)
     if after.offset != stable or commit.leader_epoch != NO_LEADER_EPOCH:
         after = after._replace(leader_epoch=commit.leader_epoch)
     if commit.metadata:
@@ -149,46 +126,19 @@ def decide(
     return Counted(after._replace(committed_at_ms=now_ms), is_changed, put, removed, merge.repeated)
 
 
-def _before_gates(
-    reaches: Callable[[int], int], gates: Sequence[int] | None, passed: Sequence[Range] = ()
-) -> Callable[[int], int]:
-    """Go as far as `reaches` says, and no further than to the next gate that lies in none of `passed`."""
-    if gates is None:
-        return lambda offset: offset
-
-    def reaches_before(offset: int) -> int:
-        while True:
-            furthest, at = reaches(offset), bisect_left(gates, offset)
-            if at == len(gates) or furthest <= gates[at]:
-                return furthest
-            gate = gates[at]
-            if not any(first <= gate <= last for first, last in passed):
-                return gate
-            offset = gate + 1
-
-    return reaches_before
-
-
 def _too_many(stable: int, reason: str) -> Refused:
     return Refused(ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, stable, f"Too many individual commits: {reason}.")
 
 
-def plain(
-    before: Position | None,
-    held: OffsetRanges,
-    after: Position,
-    gates: Sequence[int] | None = (),
-    *,
-    by_member: bool,
-) -> Position:
-    """Decide a plain commit of the offset of `after`: the position that the group has then; `gates` as in `decide`."""
+def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_member: bool) -> Position:
+    """Decide a plain commit of the offset of `after`: the position that the group has then."""
     if before is None or not by_member:
         return after
     after = after._replace(opened=before.opened)
     if after.offset < before.offset:
         return after
-    if before.frontier is None and not before.ranges_since:
+    if before.frontier is None and before.passed is None and not before.ranges_since:
         return after
-    reaches = _before_gates(held.reaches, gates) if before.ranges_of_some_keys else held.reaches
-    frontier = shares.through(shares.at_least(before.stands, after.offset), reaches)
-    return after.at(frontier)._replace(ranges_since=before.ranges_since, ranges_of_some_keys=before.ranges_of_some_keys)
+    frontier = shares.through(shares.at_least(before.stands, after.offset), held.reaches)
+    passed = shares.at_least(before.passes, after.offset)
+    return after.at(frontier, passed)._replace(ranges_since=before.ranges_since)

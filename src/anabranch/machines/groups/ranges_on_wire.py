@@ -77,15 +77,12 @@ def _key_range(found: KeyRange) -> KeyRangeOffset:
     return KeyRangeOffset(start=start, end=end, offset=offset)
 
 
-def commit_of(
-    part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int, *, is_shared: bool = False
-) -> RangedCommit:
-    """Read a commit by ranges, of a partition that members share or not. WrongRangesError as for `checked`."""
+def commit_of(part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int) -> RangedCommit:
+    """Read a commit by ranges. WrongRangesError, with a sentence, where its ranges cannot be."""
     return ranged_commits.checked(
         part.committed_offset if part.committed_offset >= 0 else log_start,
         [(it.start, it.end) for it in part.offset_ranges],
         [(it.start, it.end, it.offset) for it in part.key_range_offsets],
         part.committed_leader_epoch,
         part.committed_metadata or "",
-        is_shared=is_shared,
     )

@@ -62,8 +62,10 @@ class OffsetCommitValue:
     """Ours: the next offset to read of the keys of each step; `offset` is the lowest."""
     ranges_since: int = int64(since=4, tag=10003, default=0)
     """Ours: names the ranges in `__individual_commit_offsets` that go with this offset; 0 where none do."""
-    ranges_of_some_keys: bool = boolean(since=4, tag=10004, default=False)
-    """Ours: whether those ranges may be of some keys only."""
+    passed_starts: Sequence[int] = array(int64, since=4, tag=10004)
+    """Ours: where the steps begin of how far owners of keys are known to have come; none where that is the frontier."""
+    passed_offsets: Sequence[int] = array(int64, since=4, tag=10005)
+    """Ours: the offset of each of those."""
 
 
 @message(versions="2")
@@ -349,8 +351,6 @@ class TransactionRangesValue:
     topic_id: UUID = uuid()
     offset_ranges: Sequence[CommittedRange] = array(CommittedRange)
     key_ranges: Sequence[CommittedKeyRange] = array(CommittedKeyRange)
-    of_some_keys: bool = boolean(tag=0)
-    """Whether the sender has some keys of the partition only."""
 
 
 KeyValue: TypeAlias = tuple[type, type | None, int]

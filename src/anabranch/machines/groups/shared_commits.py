@@ -49,11 +49,6 @@ def refusal(group: Group | None, member_id: str, topic_id: UUID, part: Part) -> 
     return "" if holds else f"Member {member_id} does not hold any key of partition {at[1]} (any more)."
 
 
-def is_shared(group: Group | None, topic_id: UUID, partition: int) -> bool:
-    """Whether members of a group hold some of the keys of a partition each, as far as its coordinator knows."""
-    return isinstance(group, ConsumerGroup) and (topic_id, partition) in group.sharers
-
-
 def bounded(group: Group | None, image: Image, request: Request) -> Request:
     """The request, with plain commits of a member limited to the keys that it holds."""
     if not isinstance(group, ConsumerGroup) or not group.sharers:

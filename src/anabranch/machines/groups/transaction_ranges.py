@@ -111,7 +111,6 @@ class TransactionRanges:
                 topic_id=position.topic_id,
                 offset_ranges=[CommittedRange(start=start, end=end) for start, end in commit.offset_ranges],
                 key_ranges=[CommittedKeyRange(start=a, end=b, offset=offset) for a, b, offset in commit.key_ranges],
-                of_some_keys=commit.of_some_keys,
             ),
         )
 
@@ -127,10 +126,8 @@ def tombstone(change: Change) -> CoordinatorRecord:
     )
 
 
-def fold(
-    position: Position | None, held: OffsetRanges, change: Change, now_ms: int, gates: Sequence[int] | None = ()
-) -> ranged_commits.Counted | None:
-    """What a change makes of a position; None where it changes nothing any more. `gates` as in `ranged_commits`."""
+def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: int) -> ranged_commits.Counted | None:
+    """What a change makes of a position; None where it changes nothing any more."""
     value = change.value
     if position is None or position.ranges_since != value.since:
         return None
@@ -139,8 +136,8 @@ def fold(
     keys = [(it.start, it.end, it.offset) for it in value.key_ranges if it.offset >= stable]
     if not ranges and not keys:
         return None
-    commit = RangedCommit(-1, ranges, keys, of_some_keys=value.of_some_keys)
-    decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms, gates)
+    commit = RangedCommit(-1, ranges, keys)
+    decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms)
     return decided if isinstance(decided, ranged_commits.Counted) else None
 
 

@@ -71,7 +71,10 @@ class OffsetFetchResponseTopic:
 
 @struct()
 class OffsetFetchResponsePartitions:
-    """Progress in one partition, from v8; ours: processed offsets above it, and progress by ranges of keys."""
+    """Progress in one partition, from v8; ours: processed offsets above it, and progress by ranges of keys.
+
+    `passed_key_ranges`: by ranges of keys, how far owners have come, where that is not as far as the progress.
+    """
 
     partition_index: int = int32()
     committed_offset: int = int64()
@@ -80,6 +83,7 @@ class OffsetFetchResponsePartitions:
     error_code: int = int16()
     committed_range_offsets: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
     key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
+    passed_key_ranges: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10002)
 
 
 @struct()

@@ -13,9 +13,7 @@ from anabranch.machines.groups.offsets import RangesRepeated
 from anabranch.machines.groups.ranged import ASSIGNED_ANEW_MS, TooManyRanges
 from anabranch.machines.groups.ranged_commits import REFRESHED_AFTER_MS
 from anabranch.machines.groups.records import IndividualCommitKey, OffsetCommitKey, decode_record
-from anabranch.machines.key_ranges import ranges_of
 from anabranch.machines.keyspace import SPACE_END
-from anabranch.machines.lineage import Lineage
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -128,100 +126,67 @@ def test_a_range_moves_only_the_keys_that_it_touches() -> None:
     assert group.ranges() == [] and not group.fetched().key_range_offsets
 
 
-# -- gates -----------------------------------------------------------------------------------------------------------
-
-GATE = 11
+# -- how far owners have come ----------------------------------------------------------------------------------------
 
 
-def resized(*, is_open: bool = True) -> RangedGroup:
-    """A topic that was resized: a segment of partition 0 ends at `GATE`."""
-    image = topics(foo=2)
-    lineage = Lineage.of_ends(1, (1, 2), [{0: GATE}]) if is_open else Lineage(1, (1, 2), unknown={0: 0})
-    group = RangedGroup(image.next({"foo": replace(image.by_name["foo"], lineage=lineage)}))
-    group.committed(5)
-    return group
+def passed(group: RangedGroup) -> tuple[int, dict[int, int]]:
+    """How far the owners of all keys have come, and by key what a member is told of that."""
+    position = group.coordinator.positions.get("g", "foo", 0)
+    assert position is not None
+    return position.gone_through, {it.start: it.offset for it in group.fetched().passed_key_ranges}
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_keys_that_stand_at_a_gate_are_not_moved_behind_it_by_what_others_finished_there(is_loaded: bool) -> None:
-    group = resized()
-    group.committed(ranges=[(GATE, GATE + 1)], shares=[keys(0, 3, 5)])
-    assert group.committed(shares=[keys(4, 7, GATE)]) == 5
+def test_what_others_finish_moves_keys_on_and_no_owner_of_theirs(is_loaded: bool) -> None:
+    group = RangedGroup()
+    group.committed(5)
+    group.committed(ranges=[(9, 14)])
+    assert group.committed(shares=[keys(4, 7, 11)]) == 5
+    assert passed(group) == (5, {0: 5, PLACES[4]: 11})
+    below = KeyRangeOffset(end=PLACES[4] - 1, offset=13)
+    assert group.committed(shares=[below]) == 15 and not group.ranges()
     if is_loaded:
         group.load()
-    assert group.committed(shares=[keys(0, 3, GATE + 3)]) == 5, "keys between the two"
-    assert group.committed(shares=[KeyRangeOffset(start=PLACES[3] + 1, end=PLACES[4] - 1, offset=GATE + 3)]) == GATE
-    assert group.committed(shares=[keys(4, 7, GATE + 1)]) == GATE + 2, "they are behind it, and go on"
+    assert passed(group) == (11, {0: 13, PLACES[4]: 11})
+    assert group.committed(shares=[keys(0, 7, 15)]) == 15
+    assert passed(group) == (15, {}), "the owners have come as far as all is done"
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
-def test_ranges_of_who_has_all_keys_lead_through_gates(in_transaction: bool) -> None:
-    group = resized()
-    group.committed(ranges=[(GATE, GATE + 3)])
+def test_a_range_of_offsets_says_nothing_of_owners(in_transaction: bool) -> None:
+    group = RangedGroup()
+    group.committed(5)
     if in_transaction:
-        group.commit_later(1, [(5, GATE - 1)])
+        group.commit_later(1, [(5, 8)])
         group.end(1, committed=True)
     else:
-        group.committed(ranges=[(5, GATE - 1)])
-    assert group.fetched().committed_offset == GATE + 4 and not group.ranges()
+        group.committed(ranges=[(5, 8)])
+    assert group.fetched().committed_offset == 9 and passed(group) == (5, {0: 5})
 
 
-def test_ranges_of_some_keys_in_a_transaction_lead_to_a_gate() -> None:
-    group = resized()
-    group.committed(ranges=[(GATE - 1, GATE + 3)])
-    group.commit_later(1, [(5, 6)], [keys(0, 3, 5)])
-    group.end(1, committed=True)
-    assert group.committed(ranges=[(7, GATE - 2)]) == GATE
-
-
-def test_ranges_lead_to_a_gate_and_a_plain_commit_of_a_member_leads_through_it() -> None:
-    group = resized()
-    assert group.committed(ranges=[(7, GATE + 1)], shares=[keys(0, 3, 5)]) == 5
+def test_a_plain_commit_says_how_far_the_owner_of_all_keys_has_come() -> None:
+    group = RangedGroup()
+    group.committed(5)
+    group.committed(ranges=[(5, 8), (12, 13)])
     member(group, one=3)
-    assert group.committed(7, member="one", epoch=3) == GATE
-    assert group.committed(GATE, member="one", epoch=3) == GATE
-    assert group.ranges() == [(7, GATE + 1)]
-    assert group.committed(GATE + 1, member="one", epoch=3) == GATE + 2
-    assert group.ranges() == []
+    assert group.committed(10, member="one", epoch=3) == 10
+    assert passed(group) == (10, {})
+    assert group.committed(12, member="one", epoch=3) == 14
+    assert passed(group) == (12, {0: 12})
+    assert group.committed(3, member="one", epoch=3) == 3
+    assert passed(group) == (3, {}), "a rewind"
 
 
-@pytest.mark.parametrize("in_transaction", [False, True])
-def test_a_range_that_holds_the_gate_where_all_keys_stand_leads_through_it(in_transaction: bool) -> None:
-    group = resized()
-    group.committed(ranges=[(GATE + 3, GATE + 3)], shares=[keys(0, 3, 5)])
-    group.committed(shares=[keys(0, 7, GATE)])
-    if in_transaction:
-        group.commit_later(1, [(GATE, GATE + 2)])
-        group.end(1, committed=True)
-    else:
-        group.committed(ranges=[(GATE, GATE + 2)])
-    assert group.fetched().committed_offset == GATE + 4
-
-
-def test_a_range_of_a_sharer_does_not_lead_through_a_gate() -> None:
-    group = resized()
-    member(group, one=3, two=3)
-    at = group.image.by_name["foo"].topic_id, 0
-    made = group.coordinator.groups["g"]
-    assert isinstance(made, ConsumerGroup)
-    half = PLACES[4]
-    for name, ranges in {"one": ranges_of([(0, half - 1)]), "two": ranges_of([(half, SPACE_END)])}.items():
-        assigned = ((at[0], (at[1],)),)
-        made.members[name] = replace(made.members[name], assigned=assigned, shares=((at, ranges),))
-        made.sharers.setdefault(at, {})[name] = ranges
-    assert group.committed(shares=[KeyRangeOffset(end=half - 1, offset=GATE)], member="one", epoch=3) == 5
-    assert group.committed(GATE, member="two", epoch=3) == GATE
-    assert group.committed(ranges=[(GATE, GATE)], member="one", epoch=3) == GATE
-    assert group.ranges() == [(GATE, GATE)]
-
-
-def test_where_gates_are_is_not_known_while_a_log_is_not_open_and_ranges_lead_nowhere() -> None:
-    group = resized(is_open=False)
-    assert group.committed(ranges=[(5, 6)], shares=[keys(0, 3, 5)]) == 5
-    assert group.ranges() == [(5, 6)]
-    assert group.committed(shares=[keys(0, 7, 7)]) == 7
-    assert group.committed(ranges=[(9, 9)]) == 7
-    assert group.committed(ranges=[(7, 8)]) == 10, "nobody shares the partition any more"
+def test_ranges_that_are_compared_with_a_position_after_a_crash_say_nothing_of_owners() -> None:
+    group = RangedGroup()
+    group.committed(5)
+    group.committed(ranges=[(7, 8)])
+    group.settle()
+    group.commit(ranges=[(5, 6)])
+    group.durable[0] -= 0
+    group.crash()
+    group.ring()
+    assert passed(group)[0] == 5
 
 
 @pytest.mark.parametrize(

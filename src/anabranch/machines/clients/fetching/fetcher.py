@@ -18,9 +18,9 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.clients.key_ranges import KeyRanges, Piece, places, share
+from anabranch.machines.clients.key_ranges import KeyRanges, Piece, frontier_of, places, share
 from anabranch.machines.key_ranges import union
-from anabranch.machines.keyspace import Interval, keyless_spread, spread
+from anabranch.machines.keyspace import SPACE_END, Interval, keyless_spread, spread
 from anabranch.records.hashing import murmur2
 
 
@@ -179,11 +179,19 @@ class Fetcher:
 
     # -- gates of a group's member ------------------------------------------------------------------------------------
 
-    def committed(self, tp: TopicPartition, offset: int) -> None:
-        """Note the group's committed offset in an assigned partition."""
+    def committed(self, tp: TopicPartition, offset: int, *, by_owner: bool = True) -> None:
+        """Note the group's committed offset in an assigned partition; `by_owner`: the owner of all keys is there."""
         partition = self._state.find(tp)
         if partition is not None:
+            sharing.passed(partition, [(0, SPACE_END, offset)], by_owner=by_owner)
             partition.committed = offset
+            partition.topic.limits = None
+
+    def passed(self, tp: TopicPartition, steps: Sequence[Piece]) -> None:
+        """Note how far owners of keys have come, where that is not as far as the group has committed; none: it is."""
+        partition = self._state.find(tp)
+        if partition is not None:
+            partition.passed = frontier_of(steps) if steps else None
             partition.topic.limits = None
 
     def begun(self, tp: TopicPartition, offset: int) -> None:
@@ -201,11 +209,13 @@ class Fetcher:
         limit = gating.limits(partition.topic).get(partition.number)
         return limit is not None and limit <= offset
 
-    def committed_by_key(self, tp: TopicPartition, steps: Iterable[Piece], outside: int | None = None) -> None:
+    def committed_by_key(
+        self, tp: TopicPartition, steps: Iterable[Piece], outside: int | None = None, *, by_owner: bool = True
+    ) -> None:
         """Note the group's committed offsets by key; `outside`: that of all other keys, None: as before."""
         partition = self._state.find(tp)
         if partition is not None:
-            sharing.committed(partition, steps, outside)
+            sharing.committed(partition, list(steps), outside, by_owner=by_owner)
 
     def told(self, tp: TopicPartition, offset: int) -> None:
         """Note the group's progress in a partition of a granted topic, as told by the coordinator."""

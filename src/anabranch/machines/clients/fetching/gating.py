@@ -8,13 +8,14 @@ So are the keys outside of a share: gates are those of the share's keys alone (k
 outside of a member's share count as read as far as is known to be committed. What was deleted counts as read, but for
 what this member has fetched before: it is handed out.
 
-A gate whose segment has committed records was open once, and is not closed again; records below the log start do not
-count, since a member that finds them deleted begins behind them, and commits that; nor do records below the place where
-this member's reset made it begin; and a place behind a closed gate that the application has sought is not committed. A
-gate that opens by time counts what it waits on as read up to the offset it needs, and no further: a later gate waits
-again. What such a gate waits on is still needed: as soon as that position moves, the coordinator takes its word back,
-and the gate is closed. Where several closed gates wait on one partition, the next of them is what is needed: what the
-last one waits for may be behind the others.
+A gate whose segment has committed records was open once, and is not closed again, where owners of the keys have come
+there: what others have finished out of turn says nothing of keys that wait (`Partition.passed`). Records below the log
+start do not count, since a member that finds them deleted begins behind them, and commits that; nor do records below
+the place where this member's reset made it begin; and a place behind a closed gate that the application has sought is
+not committed. A gate that opens by time counts what it waits on as read up to the offset it needs, and no further: a
+later gate waits again. What such a gate waits on is still needed: as soon as that position moves, the coordinator takes
+its word back, and the gate is closed. Where several closed gates wait on one partition, the next of them is what is
+needed: what the last one waits for may be behind the others.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import TopicView
-from anabranch.machines.clients.key_ranges import NOWHERE, at_least, frontier_of, pieces, set_to
+from anabranch.machines.clients.key_ranges import NOWHERE, at_least, frontier_of, lowest, pieces, set_to
 from anabranch.machines.keyspace import SPACE, Interval, interval
 from anabranch.machines.lineage import BEYOND, NO_CUTS, Frontier, Gates, GateWait, Lineage, Position
 from anabranch.machines.progress import progress as read_up_to
@@ -182,15 +183,12 @@ def _limit(topic: Topic, gates: Gates, number: int) -> int | None:
             at for keys, committed in steps if (at := _limit_of(topic, gates, partition, keys, committed)) is not None
         ]
         return min(found, default=None)
-    limit = gates.limit(number)
-    if limit is not None and partition.position is not None and partition.position < limit and topic.view is not None:
-        # What is kept may lie below the log start, which counts as read: it lies behind the closed gate all the same.
-        lineage = topic.view.lineage
-        limit = max(partition.position, lineage.start(number, lineage.layout_at(number, limit)))
-    if limit is None or not partition.committed or partition.committed <= max(partition.log_start, partition.reset_at):
+    limit = _at_gate(partition, gates.limit(number))
+    passed = partition.committed if partition.passed is None else lowest(partition.passed, (SPACE,))
+    if limit is None or not passed or passed <= max(partition.log_start, partition.reset_at):
         return limit
     assert topic.view is not None
-    return _begun(topic.view.lineage, number, partition.committed, limit)
+    return _begun(topic.view.lineage, number, passed, limit)
 
 
 def is_sought_past_gate(partition: Partition) -> bool:
@@ -205,17 +203,29 @@ def is_sought_past_gate(partition: Partition) -> bool:
 
 
 def _steps(partition: Partition) -> list[tuple[Interval, int]]:
-    """The ranges of a share with their committed offsets, 0 where none is known."""
-    known = partition.committed_by_key or NOWHERE
+    """The ranges of a share with how far their owners have come, 0 where that is not known."""
+    known = partition.passed or partition.committed_by_key or NOWHERE
     return [(Interval(start, end), at) for start, end, at in pieces(known, partition.share)]
 
 
 def _limit_of(topic: Topic, gates: Gates, partition: Partition, keys: Interval, committed: int) -> int | None:
-    limit = gates.limit(partition.number, keys)
+    limit = _at_gate(partition, gates.limit(partition.number, keys))
     if limit is None or committed <= max(0, partition.log_start, partition.reset_at):
         return limit
     assert topic.view is not None
     return _begun(topic.view.lineage, partition.number, committed, limit)
+
+
+def _at_gate(partition: Partition, limit: int | None) -> int | None:
+    """Where a partition has to stop before records that are behind a closed gate: at the gate, if it is not beyond it.
+
+    What lies behind the gate may count as read, as it is below the log start, or done by others: the member stands at
+    the gate all the same, so that what it commits says whether it has gone through.
+    """
+    view, position = partition.topic.view, partition.position
+    if limit is None or view is None or position is None or position >= limit:
+        return limit
+    return max(position, view.lineage.start(partition.number, view.lineage.layout_at(partition.number, limit)))
 
 
 def _positions(topic: Topic, view: TopicView) -> dict[int, Position]:

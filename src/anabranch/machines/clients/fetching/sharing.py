@@ -143,9 +143,19 @@ def restart(partition: Partition, offset: int) -> None:
     partition.stand(offset)
 
 
-def committed(partition: Partition, steps: Iterable[Piece], outside: int | None) -> None:
+def passed(partition: Partition, steps: Sequence[Piece], *, by_owner: bool) -> None:
+    """Note how far owners of keys are, before what is committed is; or that only what others have finished is."""
+    if partition.passed is not None and by_owner:
+        for start, end, offset in steps:
+            partition.passed = raised(partition.passed, (Interval(start, end),), offset)
+    elif partition.passed is None and not by_owner:
+        known = partition.committed_by_key if partition.share else None
+        partition.passed = known or frontier_of((), outside=partition.committed or 0)
+
+
+def committed(partition: Partition, found: Sequence[Piece], outside: int | None, *, by_owner: bool = True) -> None:
     """Note committed offsets by key. `outside`: the offset of all other keys; None: as before."""
-    found = list(steps)
+    passed(partition, found, by_owner=by_owner)
     if outside is None:
         ranges = joined((Interval(start, end) for start, end, _ in found))
         partition.committed_by_key = set_to(partition.committed_by_key or NOWHERE, ranges, found)

@@ -90,6 +90,8 @@ class Partition:
     """By key, the offset below which all is processed, where that is more than the position says."""
     committed_by_key: Frontier | None = None
     """The group's committed offsets by key, as far as this member of those that share the partition knows."""
+    passed: Frontier | None = None
+    """By key, how far owners are known to have come, where that is not as far as the group has committed."""
     wanted: Asked | None = None
     """What is wanted: the share, and the filter of the consumer; None for all records."""
     asked: Asked | None = None
