@@ -150,7 +150,8 @@ class Handout:
         self, parts: Sequence[Deliverable], columns: Sequence[str], key_range: tuple[int, int] | None
     ) -> pa.Table:
         """Decode small parts in place, once the kernels are loaded, and others in a thread."""
-        if self._kernels_loaded and sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN:
+        is_small = sum(len(part.fetched.data) for part in parts) < THREAD_SIZE_MIN
+        if self._kernels_loaded and is_small and not any(part.floor for part in parts):
             return self.table(parts, columns, key_range)
         table = await asyncio.get_running_loop().run_in_executor(None, self.table, parts, columns, key_range)
         self._kernels_loaded = True

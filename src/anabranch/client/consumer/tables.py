@@ -14,6 +14,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.range_reader import decode_range
 from anabranch.client.consumer.record import Record
 from anabranch.machines.clients.fetching import Deliverable
+from anabranch.machines.clients.fetching.places import place_of
 from anabranch.machines.lineage import Lineage, sequence_base, sequence_cuts
 from anabranch.records.arrow.decode import COLUMN_TYPES
 from anabranch.records.arrow.memory import as_column, as_numbers
@@ -61,9 +62,11 @@ def table_of(
         skipped = skips.get(TopicPartition(part.topic, part.partition))
         if "sequence" in columns or not wanted or skipped:
             wanted.append("offset")
-        names = tuple(dict.fromkeys(wanted))
-        sifted = _sifted(part, names, lineages, check_crcs) if part.floor else None
-        for records in sifted or _decoded(part, names, key_range, lineages, check_crcs):
+        if part.floor:
+            wanted += ["key", "offset"]
+        for records in _decoded(part, tuple(dict.fromkeys(wanted)), key_range, lineages, check_crcs):
+            if part.floor:
+                records = _sifted(records, part, lineages[part.topic])
             if skipped:
                 records = without(records, skipped)
             count = records.num_rows
@@ -79,29 +82,30 @@ def _decoded(
     key_range: tuple[int, int] | None,
     lineages: Mapping[str, Lineage],
     check_crc: bool,
-    first: int = 0,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a part, or those of a key range, from an offset on."""
+    """The records of a part, or those of a key range."""
     tp, fetched = TopicPartition(part.topic, part.partition), part.fetched
     for start, end, share in _shares(part, key_range, lineages):
-        if (start := max(start, first)) < end:
-            yield from decode_range(
-                tp, fetched.data, start, end, columns=columns, share=share, aborted=fetched.aborted, check_crc=check_crc
-            )
+        yield from decode_range(
+            tp, fetched.data, start, end, columns=columns, share=share, aborted=fetched.aborted, check_crc=check_crc
+        )
 
 
-def _sifted(
-    part: Deliverable, columns: tuple[str, ...], lineages: Mapping[str, Lineage], check_crc: bool
-) -> Iterator[pa.RecordBatch]:
-    """The records of a part without those below the floor of their keys, in order."""
-    names = tuple(dict.fromkeys((*columns, "offset")))
-    found = [
-        records
-        for start, end, at in part.floor
-        for records in _decoded(part, names, (start, end), lineages, check_crc, at)
-    ]
-    if found:
-        yield from pa.Table.from_batches(found).sort_by("offset").combine_chunks().to_batches()
+def _sifted(records: pa.RecordBatch, part: Deliverable, lineage: Lineage) -> pa.RecordBatch:
+    """Leave out the records below the floor of their keys: what a broker does that gives parts of records."""
+    offsets = as_numbers(records.column("offset"))
+    places = np.fromiter(
+        (
+            place_of(lineage, part.partition, key, offset)
+            for key, offset in zip(records.column("key").to_pylist(), offsets.tolist(), strict=True)
+        ),
+        np.int64,
+        len(offsets),
+    )
+    starts, _, floors = zip(*part.floor, strict=True)
+    step = np.searchsorted(np.array(starts, np.int64), places, side="right") - 1
+    kept = offsets >= np.array(floors, np.int64)[step]
+    return records if kept.all() else records.filter(pa.array(kept))
 
 
 def _shares(

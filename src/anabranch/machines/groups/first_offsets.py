@@ -51,24 +51,17 @@ class FirstOffsets:
         noted = self._starts.noted_end(group.group_id, topic, number)
         if noted == NOT_NOTED:
             noted = topic.log_end(number) if begins else _gate(topic, number, waited)
-        return self._of_waited(group.group_id, topic, number, noted, stands_late=stands_late)
+        reads_from_end = self.reads_from_end(group.group_id, topic, stands_late=stands_late)
+        return _of_waited(topic, number, noted, reads_from_end=reads_from_end)
 
-    def _of_waited(
-        self, group_id: str, topic: TopicImage, number: int, noted: int, *, stands_late: bool = False
-    ) -> int | None:
-        log_start = topic.log_start(number)
-        if self.reads_from_end(group_id, topic, stands_late=stands_late):
-            return max(log_start, noted)
-        # Of an empty partition the log start is both ends.
-        return None if log_start < topic.log_end(number) <= noted else log_start
-
-    def of_classic(self, group_id: str, topic: TopicImage, number: int) -> int | None:
+    def of_classic(self, group_id: str, topic: TopicImage, number: int, *, reads_from_end: bool) -> int | None:
         """The position to write for a partition that waited before its group was a classic one; None as for `of`.
 
         At the gate at the most: it may be closed still, and the leader of the group hands the partition out.
         """
         gate, noted = _gate(topic, number, None), self._starts.noted_end(group_id, topic, number)
-        offset = self._of_waited(group_id, topic, number, gate if noted == NOT_NOTED else noted)
+        noted = gate if noted == NOT_NOTED else noted
+        offset = _of_waited(topic, number, noted, reads_from_end=reads_from_end)
         return None if offset is None else max(min(offset, gate), topic.log_start(number))
 
     def reads_from_end(self, group_id: str, topic: TopicImage, *, stands_late: bool) -> bool:
@@ -86,6 +79,14 @@ class FirstOffsets:
             (group.members and topic.name in subscriptions(group, self._offsets.image, self._regexes))
             or self._offsets.has_begun(group.group_id, topic)
         )
+
+
+def _of_waited(topic: TopicImage, number: int, noted: int, *, reads_from_end: bool) -> int | None:
+    log_start = topic.log_start(number)
+    if reads_from_end:
+        return max(log_start, noted)
+    # Of an empty partition the log start is both ends.
+    return None if log_start < topic.log_end(number) <= noted else log_start
 
 
 def _gate(topic: TopicImage, number: int, waited: Waited | None) -> int:

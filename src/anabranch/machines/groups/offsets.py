@@ -301,7 +301,7 @@ class Offsets:
                     continue
                 if self.positions.unstable(request.group_id, known.name, index):
                     continue
-                before = self._stands(request.group_id, known, index)
+                before = self._stands(request.group_id, known, index, part.committed_offset)
                 if before is None and self._room.is_full:
                     continue  # It is refused below.
                 if before is None:
@@ -320,7 +320,7 @@ class Offsets:
             known = self.image.by_name.get(topic.name)
             for part in topic.partitions:
                 at = (topic.name, part.partition_index)
-                position = None if known is None else self.current(request.group_id, *at)
+                position = None if known is None else self._stands(request.group_id, known, part.partition_index)
                 if position is None or not part.offset_ranges:
                     continue
                 with contextlib.suppress(WrongRangesError):
@@ -346,7 +346,7 @@ class Offsets:
         another one has, what they go with is not known before that has ended.
         """
         index = part.partition_index
-        before = self._stands(group_id, topic, index)
+        before = self._stands(group_id, topic, index, part.committed_offset)
         if before is None or not before.ranges_since:
             if self.positions.unstable(group_id, topic.name, index, but=producer_id):
                 message = "Another transaction has committed an offset of the partition: try again when it has ended."
@@ -422,7 +422,7 @@ class Offsets:
     ) -> Answered:
         """Add the records of a commit by ranges."""
         index = part.partition_index
-        before = self._stands(group_id, topic, index)
+        before = self._stands(group_id, topic, index, part.committed_offset)
         stable = -1 if before is None else before.offset
         commit = self._checked(part, topic.log_start(index), stable)
         if isinstance(commit, Answered):
@@ -459,12 +459,16 @@ class Offsets:
         position = self.positions.get(group_id, topic, partition)
         return position if position is not None and self.is_current(topic, position) else None
 
-    def _stands(self, group_id: str, topic: TopicImage, partition: int) -> Position | None:
-        """A group's position, from where clients begin: one that no client has committed is the log start at least."""
+    def _stands(self, group_id: str, topic: TopicImage, partition: int, base: int = -1) -> Position | None:
+        """A group's position, from where clients begin: one that no client has committed is the log start at least.
+
+        While the log is not open, who commits says by `base` what it was told.
+        """
         position = self.current(group_id, topic.name, partition)
         if position is None or position.is_begun:
             return position
-        return position._replace(offset=max(position.offset, topic.log_start(partition)))
+        start = topic.log_start(partition) if topic.is_open(partition) else base
+        return position._replace(offset=max(position.offset, start))
 
     def has_begun(self, group_id: str, topic: TopicImage) -> bool:
         """Whether a group has a position in an existing topic."""

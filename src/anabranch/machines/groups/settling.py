@@ -63,6 +63,8 @@ class Settling:
         """By group: partitions of which an open transaction has committed offsets."""
         self._unopened: dict[str, dict[str, set[int]]] = {}
         """By topic and group: partitions whose log is not open."""
+        self._late: dict[str, dict[str, None]] = {}
+        """By classic group: the topics in which it is not written yet where partitions that waited begin."""
         self._asked: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
         """By group: partitions that it was told to ask for again, with the times of the first and the last question."""
         self._asked_max = ASKED_MAX
@@ -84,7 +86,7 @@ class Settling:
         if isinstance(group, ClassicGroup):
             becomes_one = isinstance(self._groups.get(group_id), ConsumerGroup)
             for topic in filter(None, map(by_name.get, sorted(now if becomes_one else now - before))):
-                draft.write(*self._of_waited(group_id, topic, written, now_ms))
+                draft.write(*self._of_waited(group_id, topic, now_ms, written))
         for topic in filter(None, map(by_name.get, sorted(before - now))):
             if self._starts.get(group_id, topic.topic_id) is not None:
                 continue
@@ -189,7 +191,7 @@ class Settling:
 
     def drop(self, group_id: str) -> None:
         """Forget a group that is no more."""
-        for known in (self._left, self._subscribed, self._held, self._asked):
+        for known in (self._left, self._subscribed, self._held, self._late, self._asked):
             known.pop(group_id, None)
         for groups in self._unopened.values():
             groups.pop(group_id, None)
@@ -213,6 +215,8 @@ class Settling:
                 if topic.name in subscribed or self._offsets.has_begun(group_id, topic):
                     settled += len(topic.readable)
                     self._settle(group_id, topic, draft, now_ms, begun=True, records_max=PARTITIONS_AT_A_TIME)
+                    if topic.name in self._late.get(group_id, ()):
+                        draft.write(*self._of_waited(group_id, topic, now_ms))
                 else:
                     draft.write(*self._starts.trim(group_id, topic))
         if self._left:
@@ -245,21 +249,28 @@ class Settling:
             self._left[group_id] = None
 
     def _of_waited(
-        self, group_id: str, topic: TopicImage, written: Set[tuple[str, int]], now_ms: int
+        self, group_id: str, topic: TopicImage, now_ms: int, written: Set[tuple[str, int]] = frozenset()
     ) -> Iterator[CoordinatorRecord]:
-        """Positions in partitions that waited: whoever is given one begins it as its reset says, without a position."""
+        """Positions in partitions that waited: whoever is given one begins it as its reset says, without a position.
+
+        Where that cannot be said yet, it is when the group is settled in the topic.
+        """
         start = self._starts.get(group_id, topic.topic_id)
-        for number in () if start is None else sorted(start.waited):
-            if (topic.name, number) in written or not topic.has(number) or not topic.is_open(number):
+        late = self._late.get(group_id, {})
+        late.pop(topic.name, None)
+        if start is None or not start.waited:
+            return
+        reads_from_end = self._first_offsets.reads_from_end(group_id, topic, stands_late=False)
+        for number in sorted(start.waited):
+            if not topic.has(number) or (topic.name, number) in written:
                 continue
-            if self._offsets.current(group_id, topic.name, number) or self._offsets.positions.unstable(
-                group_id, topic.name, number
-            ):
-                continue
-            offset = self._first_offsets.of_classic(group_id, topic, number)
-            if offset is not None:
-                position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False)
-                yield position_record(group_id, topic.name, number, position)
+            if self._lacks(group_id, topic, number):
+                offset = self._first_offsets.of_classic(group_id, topic, number, reads_from_end=reads_from_end)
+                if offset is not None:
+                    position = Position(offset, committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False)
+                    yield position_record(group_id, topic.name, number, position)
+            elif self._offsets.current(group_id, topic.name, number) is None:
+                self._late.setdefault(group_id, {})[topic.name] = None
 
     def _lacks(self, group_id: str, topic: TopicImage, number: int) -> bool:
         """Whether a group has no position in a partition, nor may get one by an open transaction.

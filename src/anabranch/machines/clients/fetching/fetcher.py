@@ -8,6 +8,7 @@ from uuid import UUID
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching import assigning, delivering, gating, receiving, requesting, sharing
+from anabranch.machines.clients.fetching.places import place_of
 from anabranch.machines.clients.fetching.state import FetchingState, Partition
 from anabranch.machines.clients.fetching.values import (
     LATEST,
@@ -20,8 +21,7 @@ from anabranch.machines.clients.fetching.values import (
 )
 from anabranch.machines.clients.key_ranges import KeyRanges, Piece, frontier_of, places, share
 from anabranch.machines.key_ranges import union
-from anabranch.machines.keyspace import SPACE_END, Interval, keyless_spread, spread
-from anabranch.records.hashing import murmur2
+from anabranch.machines.keyspace import SPACE_END, Interval
 
 
 class Fetcher:
@@ -172,10 +172,7 @@ class Fetcher:
         partition = self._state.find(tp)
         if partition is None or partition.topic.view is None:
             return None
-        lineage = partition.topic.view.lineage
-        if key is None:
-            return keyless_spread(offset, lineage.held(tp.partition, lineage.layout_at(tp.partition, offset)))
-        return spread(murmur2(key), lineage.initial)
+        return place_of(partition.topic.view.lineage, tp.partition, key, offset)
 
     # -- gates of a group's member ------------------------------------------------------------------------------------
 

@@ -210,9 +210,12 @@ class Tracker:
         else:
             cut.close([*cut.within, *entries])
         chains = self._chains_behind(tracked, entries) if cut is not None else {}
+        displaced: list[Entry] = []
         for entry in entries:
-            if entry.key is None or not self._ordered or self._is_first(tracked, entry, chains.get(entry.key)):
+            if entry.key is None or not self._ordered or self._is_first(tracked, entry, chains, displaced):
                 self._make_ready(tracked, entry)
+        if displaced:
+            self._wait(tracked, displaced)
         self.unfinished += len(entries)
         tracked.unfinished += len(entries)
         self.size += taken - tracked.taken
@@ -236,14 +239,17 @@ class Tracker:
                 chains[entry.key].append(entry)
         return chains
 
-    def _is_first(self, tracked: _Tracked, entry: Entry, chain: list[Entry] | None) -> bool:
-        """Have a record run in its turn of its key; whether it is the first. `chain`: those before and behind it.
+    def _is_first(
+        self, tracked: _Tracked, entry: Entry, chains: Mapping[bytes, list[Entry]], displaced: list[Entry]
+    ) -> bool:
+        """Have a record run in its turn of its key; whether it is the first. `chains`: those before and behind it.
 
-        It comes before others that lie behind it, but not before one that runs, or has run.
+        It comes before others that lie behind it, but not before one that runs, or has run. A ready one that has to
+        wait now is `displaced`.
         """
         key = entry.key
         assert key is not None
-        before = tracked.keys.get(key)
+        before, chain = tracked.keys.get(key), chains.get(key)
         if chain is not None:
             at = next((n for n, it in enumerate(chain) if it.offset > entry.offset and not _has_run(it)), len(chain))
             before, behind = chain[at - 1] if at else None, chain[at] if at < len(chain) else None
@@ -251,7 +257,8 @@ class Tracker:
             if behind is not None:
                 entry.following = behind
                 if before is None and behind.stage is Stage.READY:
-                    self._wait(tracked, behind)
+                    behind.stage = Stage.WAITING
+                    displaced.append(behind)
         if entry.following is None:
             tracked.keys[key] = entry
         if before is None:
@@ -259,12 +266,11 @@ class Tracker:
         before.following, entry.stage = entry, Stage.WAITING
         return False
 
-    def _wait(self, tracked: _Tracked, entry: Entry) -> None:
-        """Have a ready record wait."""
-        entry.stage = Stage.WAITING
-        if entry in tracked.parked:
-            tracked.parked.remove(entry)
-        self._ready = [each for each in self._ready if each[1] is not entry]
+    def _wait(self, tracked: _Tracked, displaced: Iterable[Entry]) -> None:
+        """Have records that were ready run no more before others."""
+        leases = {entry.lease for entry in displaced}
+        tracked.parked = [entry for entry in tracked.parked if entry.lease not in leases]
+        self._ready = [each for each in self._ready if each[0] not in leases]
         heapq.heapify(self._ready)
 
     def stands(self, tp: TopicPartition, position: int) -> None:
