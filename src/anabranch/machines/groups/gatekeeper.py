@@ -28,9 +28,9 @@ from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
-from anabranch.machines.groups.standing import OPEN_END, At, Standing
+from anabranch.machines.groups.standing import OPEN_END, At, Standing, readable_end
 from anabranch.machines.groups.starts import Starts
-from anabranch.machines.lineage import Frontier
+from anabranch.machines.lineage import BEYOND, Frontier
 from anabranch.machines.outcome import Draft, Outcome
 
 Group = ConsumerGroup | ClassicGroup
@@ -284,9 +284,8 @@ class Gatekeeper:
 
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
-        at = made.topic.topic_id, partition
         first = max(made.stands[partition].raw, made.topic.log_start(partition))
-        return gates.standing.next_record(at, first) is not None
+        return gates.standing.is_sure(made.topic, partition, first)
 
     def takes(self, group: ConsumerGroup, gates: GroupGates, at: At) -> bool:
         """Whether an owned partition must be taken away: it re-opened behind a closed gate, and is read to there."""
@@ -383,9 +382,10 @@ class Gatekeeper:
         for number in asked:
             if gates.asking.pop((topic_id, number), ABSENT) is not ABSENT:
                 gates.touched[topic_id, number] = None
+        topic = self.offsets.image.by_id.get(topic_id)
         for number, next_record in found.items():
-            at = topic_id, number
-            if not gates.standing.answered(at, asked[number], next_record):
+            at, end = (topic_id, number), BEYOND if topic is None else readable_end(topic, number)
+            if not gates.standing.answered(at, asked[number], next_record, end):
                 continue
             gates.touched[at] = None
             if at in gates.unsure:
@@ -511,7 +511,7 @@ class Gatekeeper:
         position = standing.passed(topic, number, raw, owner)
         timed = timed if can_go_on(topic, made, number, position) else ""
         need = gates.wanted.get(at, -1)
-        frontier = was.frontier if is_shared and was is not None else None
+        frontier = None if was is None else was.frontier
         stall = standing.stalls.get(at)
         done = shares.done_below(max(need, -1 if stall is None else stall.reached), raw, frontier)
         is_left = made is not None and number in made.left

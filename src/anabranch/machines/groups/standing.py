@@ -20,6 +20,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.lineage import BEYOND
 from anabranch.machines.progress import Tenure, is_stalled, may_hold, progress, start_of
 
 At = tuple[UUID, int]
@@ -53,6 +54,13 @@ class Answer(NamedTuple):
 
     offset: int
     next_record: int
+    end: int = BEYOND
+    """Where records that can be read ended then: when there is more, there may be a marker at that place."""
+
+
+def readable_end(topic: TopicImage, partition: int) -> int:
+    """Where the records of a partition end that whoever reads what is committed can be given."""
+    return min(topic.stable_end(partition), topic.log_end(partition))
 
 
 class Stall(NamedTuple):
@@ -185,12 +193,20 @@ class Standing:
             return None
         return answer.next_record
 
-    def answered(self, at: At, offset: int, next_record: int) -> bool:
-        """Take a leader's answer; whether it says anything new."""
+    def is_sure(self, topic: TopicImage, partition: int, offset: int) -> bool:
+        """Whether the leader has said where the next record is, and nothing has come at that place since."""
+        at = topic.topic_id, partition
+        found, answer = self.next_record(at, offset), self.answers.get(at)
+        return (
+            found is not None and answer is not None and (found < answer.end or readable_end(topic, partition) <= found)
+        )
+
+    def answered(self, at: At, offset: int, next_record: int, end: int = BEYOND) -> bool:
+        """Take a leader's answer, when records that can be read ended at `end`; whether it says anything new."""
         before = self.answers.get(at)
         if before is not None and before.offset <= offset <= before.next_record:
             offset, next_record = before.offset, max(before.next_record, next_record)
-        self.answers[at] = Answer(offset, next_record)
+        self.answers[at] = Answer(offset, next_record, end)
         return before != self.answers[at]
 
     # -- owners --------------------------------------------------------------------------------------------------------

@@ -104,6 +104,16 @@ def test_it_does_not_open_by_keys_that_are_not_its_own() -> None:
     assert world.owned == ["foo-0"]
 
 
+def test_it_opens_by_time_where_an_owner_of_all_keys_stands_still_that_are_not_equally_far() -> None:
+    """As others had some before: it never did, as what the owner had done was looked at in two ways."""
+    world = World()
+    world.commit((0, MIDDLE - 1, 90))
+    assert world.owned == ["foo-0"]
+    for _ in range(20):
+        world.settle()
+    assert world.owned == ["foo-0", "foo-1"]
+
+
 def shared_world(*names: str) -> SharingWorld:
     """The same partitions, which members may share."""
     topic = replace(GROWN.by_name["foo"], accepts_ranges=True, highest_count=2)
