@@ -15,6 +15,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
+from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import ASKED_MAX, OWED_MAX_MS, SILENT_MS
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.outcome import Outcome, Parked
@@ -407,9 +408,10 @@ def test_nor_is_one_whose_owner_has_committed_to_its_gate(is_unknown: bool) -> N
     assert assigned(world, "B") == "foo-0 foo-1 foo-2" and fetched(world, [0]) == {0: (30, ErrorCode.NONE)}
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("kind", ["offsets", "keys", "transaction"])
-def test_a_commit_by_ranges_begins_where_its_member_was_told_to(kind: str, ordered: bool) -> None:
+def test_a_commit_by_ranges_begins_where_its_member_was_told_to(kind: str, ordered: bool, is_closed: bool) -> None:
     """It left the group where the coordinator had written, below the log start, and the next owner to its reset."""
     topic = Topic(ordered=ordered)
     topic.ends[0] = 2
@@ -424,6 +426,8 @@ def test_a_commit_by_ranges_begins_where_its_member_was_told_to(kind: str, order
     topic.ends[1], topic.starts[1] = 200, 100
     told = {1: (100, ErrorCode.NONE)}
     assert fetched(world, [1]) == told
+    if is_closed:
+        world.set_topics(closed(topic, 1))
     keys = [KeyRangeOffset(start=0, end=PLACES[3], offset=110)] if kind == "keys" else []
     ranges = [] if kind == "keys" else [OffsetRange(start=101, end=105)]
     if kind == "transaction":
@@ -441,6 +445,7 @@ def test_a_commit_by_ranges_begins_where_its_member_was_told_to(kind: str, order
         answer = world.submit(lambda machine: machine.offset_commit(request, Caller(version=9), world.now_ms))
         found = answer.topics[0].partitions[0]
         assert (found.error_code, found.last_stable_offset) == (ErrorCode.NONE, 100)
+    world.set_topics(topic.image())
     assert fetched(world, [1]) == told
     world.leave("A")
     assert fetched(world, [1]) == told
@@ -539,3 +544,25 @@ def test_half_a_minute_is_that_of_a_request_with_many_partitions_too(stable: boo
     assert codes() == again
     world.advance(OWED_MAX_MS)
     assert codes() == {ErrorCode.NONE}
+
+
+def test_where_a_partition_waited_is_written_when_its_log_opens_after_its_group_has_become_a_classic_one() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    topic.resize(2)
+    world = Asking(topic.image(), GroupSettings(consumer_migration_policy="bidirectional"))
+    settle(world, "A", world.join("A").member_epoch)
+    world.advance(LOOK_MS)
+    assert assigned(world) == "foo-0"
+    topic.ends[1] = 9
+    world.set_topics(closed(topic, 1))
+    joining = world.join_classic("", {"range": subscription("foo")}, version=3)
+    world.leave("A")
+    world.advance(3_001)
+    joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
+    handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0 foo-1"))
+    world.sync_classic(joined.member_id, joined.generation_id, [handed])
+    assert fetched(world, [1]) == {1: OWED}
+    world.set_topics(topic.image())
+    world.advance(100)
+    assert fetched(world, [1]) == {1: (0, ErrorCode.NONE)}
