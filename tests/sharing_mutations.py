@@ -124,12 +124,12 @@ SHARING = (
             Edit(
                 "machines/groups/positions.py",
                 "return self.offset if self.passed is None else shares.stable(self.passed)",
-                "return self.offset",
+                "return int(self.offset)",
             ),
             Edit(
                 f"{FETCHING}/gating.py",
                 "passed = partition.committed if partition.passed is None else lowest(partition.passed, (SPACE,))",
-                "passed = partition.committed",
+                "passed = partition.committed or 0",
             ),
             Edit(
                 f"{FETCHING}/gating.py",
