@@ -320,21 +320,15 @@ class Commits:
     def _note(self, tp: TopicPartition, at: OffsetAndMetadata, said: OffsetAndMetadata) -> None:
         """Note a commit that counts; `said`: what it was before parts of it were left out."""
         context, stable = self._context, self._context.offsets.stable.get(tp, -1)
-        if context.fetcher.share(tp):
-            if at.shares:
-                context.committed_shares[tp] = said.shares
-                context.note_committed_by_key(tp, max(stable, 0), at.shares)
-            elif at.ranges:
-                context.committed[tp] = stable
-            else:
-                context.note_committed(tp, at.offset)
+        if at.shares:
+            context.committed_shares[tp] = said.shares
+            context.note_committed_by_key(tp, max(stable, 0), at.shares)
+        elif at.ranges and context.fetcher.share(tp):
+            context.committed[tp] = stable
         elif at.ranges:
             context.note_committed(tp, stable, by_owner=False)
         else:
-            offset = at.shares[0][2] if at.shares else at.offset
-            context.note_committed(tp, offset)
-            if at.shares and stable > offset:  # Through ranges that it has reached.
-                context.note_committed(tp, stable, by_owner=False)
+            context.note_committed(tp, at.offset)
 
     def _adjust(self, pending: dict[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> None:
         """Leave out of a commit what lies below the stable offset that its answer told: all of that is done.
@@ -346,12 +340,10 @@ class Commits:
             steps = [step for step in at.shares if step[2] >= stable]
             if steps:
                 pending[tp] = at._replace(offset=stable, shares=steps)
-            elif context.fetcher.share(tp):
+            else:
                 context.committed_shares[tp] = at.shares
                 done = [(start, end, stable) for start, end, _ in at.shares]
                 context.note_committed_by_key(tp, stable, done, by_owner=False)
-            else:
-                context.note_committed(tp, stable, by_owner=False)
             return
         if context.fetcher.share(tp):
             context.committed[tp] = stable
