@@ -28,6 +28,19 @@ def test_whatever_fails_every_key_has_one_owner_and_is_read_in_order(first: int)
         assert counts[name] >= least, f"these lives were dull: {counts}"
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(2_001_441, id="keys that wait at a gate are done by others up to behind it"),
+        pytest.param(2_024_884, id="the log ended with a marker where its leader said that the next record is"),
+        pytest.param(2_025_612, id="a gate opens by time where an owner of all keys is not equally far in them"),
+        pytest.param(2_030_105, id="a member with all keys commits them at several offsets"),
+    ],
+)
+def test_a_life_that_ended_badly_ends_well(seed: int) -> None:
+    live(seed)
+
+
 def test_lives_before_and_every_fourth_one_have_no_sharers() -> None:
     seeds = 0, SHARERS_FROM - 1, *range(SHARERS_FROM, SHARERS_FROM + 4)
     shared = [Theme.of_seed(seed, random.Random(seed)).sharing > 0 for seed in seeds]
