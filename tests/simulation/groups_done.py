@@ -147,8 +147,8 @@ class DoneRules:
             self._told[at] = self._told.get(at, 0) | self._done.get(at, 0)
 
     def after_load(self, broker: Broker, machine: Coordinator) -> None:
-        """Check that nothing is lost that was acknowledged."""
-        for at in [at for at in self._done if self._world.broker_of(at[0]) is broker]:
+        """Check that nothing is lost that was acknowledged; a deletion that was not written is undone."""
+        for at in [at for at in self._ever if self._world.broker_of(at[0]) is broker]:
             topic = self._world.topics_by_life[at[1]]
             assert isinstance(topic, SharedTopic)
             if machine.image.by_name.get(topic.name) is None or self._topic(machine, topic.name) is not topic:
