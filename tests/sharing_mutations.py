@@ -153,6 +153,16 @@ SHARING = (
         f"{IN_GROUPS}::test_what_a_sharer_has_finished_behind_a_gate_opens_it_for_no_other_keys",
     ),
     Mutation(
+        "a member says that it has come to where others have finished",
+        (Edit(f"{FETCHING}/sharing.py", "return _come_to(partition.gone, found)", "return list(found)"),),
+        (
+            *PYTEST,
+            "tests/unit/machines/clients/fetching/test_shares.py"
+            "::test_a_member_says_nothing_of_keys_that_others_have_moved_on",
+        ),
+        f"{BY_RANGE}::test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there[False]",
+    ),
+    Mutation(
         "keys that are ahead are read again where a topic may not be read by key any more",
         (Edit(f"{FETCHING}/delivering.py", "    if not partition.is_sifted or", "    if partition.is_sifted or"),),
         (

@@ -250,8 +250,14 @@ def test_a_zombie_is_fenced(broker: BrokerProcess) -> None:
         assert client.progress()[1][-1] == (80, 81)
 
 
-def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there(broker: BrokerProcess) -> None:
-    """The group stood behind the gate then, as all before is done, and its next owner took the gate for passed."""
+@pytest.mark.parametrize("is_read_before", [True, False])
+def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait_there(
+    broker: BrokerProcess, is_read_before: bool
+) -> None:
+    """The group stood behind the gate then, as all before is done, and its next owner took the gate for passed.
+
+    Or it said so itself, when it committed what it had read of other keys.
+    """
     before = TopicPartition("t", 1)
     kept, moved = (name_at((2, part)) + "-0" for part in (0, 1))
     with Admin(broker.address) as admin, Producer(broker.address) as producer:
@@ -272,8 +278,10 @@ def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait
         client.commit("g", {("t", 0): 0})
         client.commit_ranges((gate, gate), shares=[(mine.start, mine.end, 0)])
         client.commit_ranges(shares=[(others.start, others.end, gate)])
-        client.commit_ranges(shares=[(mine.start, mine.end, gate + 2)])
-    with Consumer(broker.address, group_id="g", auto_offset_reset="earliest") as consumer:
+        if is_read_before:
+            client.commit_ranges(shares=[(mine.start, mine.end, gate + 2)])
+    said: dict[str, Any] = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 100}
+    with Consumer(broker.address, group_id="g", **said) as consumer:
 
         def wait(partitions: Collection[TopicPartition]) -> None:
             if before in partitions:
@@ -281,15 +289,24 @@ def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait
 
         consumer.subscribe("t", on_partitions_assigned=wait)
         deadline = time.monotonic() + 20
-        while not consumer.assignment() and time.monotonic() < deadline:
-            assert not consumer.poll(0.1)
-        for _ in range(10):
-            assert not consumer.poll(0.1), "the record before it is in the partition that is paused"
-        consumer.resume(before)
         read: list[tuple[int, int]] = []
-        while len(read) < 2 and time.monotonic() < deadline:
-            read += [(record.partition, record.offset) for record in consumer.poll(0.2)]
-        assert read == [(1, 0), (0, gate + 1)]
+
+        def poll() -> None:
+            read.extend((record.partition, record.offset) for record in consumer.poll(0.1))
+
+        while before not in consumer.assignment() and time.monotonic() < deadline:
+            poll()
+        for _ in range(10):
+            poll()
+        first = [] if is_read_before else [(0, 0)]
+        assert read == first, "the record before it is in the partition that is paused"
+        with connected(broker) as client:
+            ((part,),) = (topic.partitions for topic in client.fetched("g", {"t": [0]}).topics)
+            assert gate in [it.offset for it in part.passed_key_ranges if it.start <= others.start <= it.end]
+        consumer.resume(before)
+        while len(read) < len(first) + 2 and time.monotonic() < deadline:
+            poll()
+        assert read == [*first, (1, 0), (0, gate + 1)]
 
 
 @pytest.mark.parametrize("tables", [False, True])

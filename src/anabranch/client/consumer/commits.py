@@ -113,7 +113,11 @@ class Commits:
             await self.commit_all(self.processed(), timeout_ms)
             return
         deadline, drops = self._deadline(timeout_ms), self._context.drops
-        mine = {tp: self._of_mine(tp, at) for tp, at in (offsets or {}).items()}
+        has_gone, committed = self._context.fetcher.has_gone, self._context.committed
+        said = {
+            tp: at for tp, at in (offsets or {}).items() if has_gone(tp, at.offset) or committed.get(tp) != at.offset
+        }
+        mine = {tp: self._of_mine(tp, at) for tp, at in said.items()}
         async with self._in_turn:
             await self._commit(mine, deadline, drops)
             if ranges:
@@ -145,8 +149,9 @@ class Commits:
 
     def processed(self, partitions: Iterable[TopicPartition] | None = None) -> Processed:
         """Return what is processed, of these partitions or of all, to be committed or given back."""
-        passed_over = self._context.fetcher.is_sought_past_gate
-        consumed = {tp: at for tp, at in self._context.host.consumed().items() if not passed_over(tp)}
+        passed_over, has_gone = self._context.fetcher.is_sought_past_gate, self._context.fetcher.has_gone
+        said = self._context.host.consumed().items()
+        consumed = {tp: at for tp, at in said if not passed_over(tp) and has_gone(tp, at)}
         wanted = consumed if partitions is None else {tp: consumed[tp] for tp in partitions if tp in consumed}
         to_commit = self._context.fetcher.to_commit
         shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}

@@ -48,6 +48,7 @@ class OffsetAndMetadata(NamedTuple):
     `shares`: as read, the next offset to read of the keys between two places of the key space (docs/hashing.md), both
     inclusive, where it is not the same for all keys; `offset` is the lowest. To be committed: the offsets of these
     keys, and of no others; `offset` counts for the others only where nothing is committed yet.
+    `passed`: as read, by key how far owners are known to have come, where the group has committed further.
     """
 
     offset: int
@@ -55,6 +56,7 @@ class OffsetAndMetadata(NamedTuple):
     leader_epoch: int = NO_LEADER_EPOCH
     ranges: Ranges = ()
     shares: Sequence[tuple[int, int, int]] = ()
+    passed: Sequence[tuple[int, int, int]] = ()
 
 
 OffsetsByPartition = (
@@ -113,8 +115,6 @@ class Offsets:
         """Whether the coordinator knows ranges of offsets; None before its first answer to a commit."""
         self.stable: dict[TopicPartition, int] = {}
         """By partition, the stable offset that the last answer to a commit told."""
-        self.passed: dict[TopicPartition, Sequence[tuple[int, int, int]]] = {}
-        """By partition, how far owners of keys had come by the last fetch, where the group had committed further."""
 
     async def fetch(
         self,
@@ -169,17 +169,15 @@ class Offsets:
         for topic in answered.topics:
             name = names.get(topic.topic_id, "") if version >= TOPIC_ID_VERSION else topic.name
             for partition in topic.partitions:
-                error, tp = ErrorCode.of(partition.error_code), TopicPartition(name, partition.partition_index)
-                self.passed.pop(tp, None)
-                if partition.passed_key_ranges:
-                    self.passed[tp] = [(keys.start, keys.end, keys.offset) for keys in partition.passed_key_ranges]
-                found[tp] = (
+                error = ErrorCode.of(partition.error_code)
+                found[TopicPartition(name, partition.partition_index)] = (
                     OffsetAndMetadata(
                         partition.committed_offset,
                         partition.metadata or "",
                         partition.committed_leader_epoch,
                         [(bounds.start, bounds.end) for bounds in partition.committed_range_offsets],
                         [(keys.start, keys.end, keys.offset) for keys in partition.key_range_offsets],
+                        [(keys.start, keys.end, keys.offset) for keys in partition.passed_key_ranges],
                     )
                     if error is ErrorCode.NONE
                     else error

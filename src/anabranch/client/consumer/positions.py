@@ -67,7 +67,7 @@ class Positions:
             self._context.note_committed(tp, at.offset)
             if at.metadata == BEGINNING:
                 self._context.fetcher.begun(tp, at.offset)
-        self._context.fetcher.passed(tp, self._context.offsets.passed.get(tp, ()))
+        self._context.fetcher.passed(tp, at.passed)
 
     def _skip(self, tp: TopicPartition, at: OffsetAndMetadata) -> None:
         if at.ranges:

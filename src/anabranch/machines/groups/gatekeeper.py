@@ -40,7 +40,6 @@ LOOK_MS = 500
 LOOKED_AT_MAX = 100
 """Watched partitions that one look compares; the others follow in the next, `LOOK_ON_MS` later."""
 LOOK_ON_MS = 2
-ABSENT = object()
 LOOK_ROOM = 300
 """What the decisions of one look may cost (`Evaluated.next`), about 4 ms; the others follow in the next."""
 UNFINISHED_LOOKS_MAX = 50
@@ -285,7 +284,7 @@ class Gatekeeper:
     def _is_sure(self, gates: GroupGates, made: Evaluated, partition: int) -> bool:
         """Whether the leader has said where the next record of a partition is."""
         first = max(made.stands[partition].raw, made.topic.log_start(partition))
-        return gates.standing.is_sure(made.topic, partition, first)
+        return gates.standing.is_sure((made.topic.topic_id, partition), first)
 
     def takes(self, group: ConsumerGroup, gates: GroupGates, at: At) -> bool:
         """Whether an owned partition must be taken away: it re-opened behind a closed gate, and is read to there."""
@@ -379,13 +378,16 @@ class Gatekeeper:
         gates = self._of.get(group_id)
         if gates is None:
             return
-        for number in asked:
-            if gates.asking.pop((topic_id, number), ABSENT) is not ABSENT:
-                gates.touched[topic_id, number] = None
         topic = self.offsets.image.by_id.get(topic_id)
+        ends = {number: gates.asking.pop((topic_id, number), None) for number in asked}
+        for number, end in ends.items():
+            if end is not None:
+                gates.touched[topic_id, number] = None
+            elif topic is not None:
+                ends[number] = readable_end(topic, number)
         for number, next_record in found.items():
-            at, end = (topic_id, number), BEYOND if topic is None else readable_end(topic, number)
-            if not gates.standing.answered(at, asked[number], next_record, end):
+            at, end = (topic_id, number), ends[number]
+            if not gates.standing.answered(at, asked[number], next_record, BEYOND if end is None else end):
                 continue
             gates.touched[at] = None
             if at in gates.unsure:
@@ -567,7 +569,7 @@ class Gatekeeper:
         if at in gates.asking or (position == offset and now_ms - asked_ms < LOOK_MS):
             return
         gates.asked[at] = position, now_ms
-        gates.asking[at] = None
+        gates.asking[at] = readable_end(topic, at[1])
         asks.setdefault(at[0], {})[at[1]] = position
 
 

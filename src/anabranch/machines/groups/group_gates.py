@@ -49,8 +49,8 @@ class GroupGates:
     """Partitions that are withheld until the leader has said where their next record is."""
     asked: dict[At, tuple[int, int]] = field(default_factory=dict)
     """The offset of the newest question to the leader of a partition, and its time."""
-    asking: dict[At, None] = field(default_factory=dict)
-    """The partitions whose leaders have not answered yet."""
+    asking: dict[At, int] = field(default_factory=dict)
+    """The partitions whose leaders have not answered yet, and where readable records ended when they were asked."""
     unstable: dict[At, None] = field(default_factory=dict)
     """Partitions that are withheld until an open transaction, which has committed offsets of them, has ended."""
     begun: dict[UUID, set[int]] = field(default_factory=dict)

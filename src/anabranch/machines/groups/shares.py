@@ -119,6 +119,6 @@ def done_below(offset: int, position: int, frontier: Frontier | None) -> int:
         return position
     ends = (*frontier.starts[1:], SPACE_END + 1)
     return sum(
-        (end - start) * (at if offset < 0 else min(at, offset))
+        (end - start) * (max(at, position) if offset < 0 else min(max(at, position), offset))
         for start, end, at in zip(frontier.starts, ends, frontier.offsets, strict=True)
     )

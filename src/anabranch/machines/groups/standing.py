@@ -55,7 +55,7 @@ class Answer(NamedTuple):
     offset: int
     next_record: int
     end: int = BEYOND
-    """Where records that can be read ended then: when there is more, there may be a marker at that place."""
+    """Where records that can be read ended when it was asked."""
 
 
 def readable_end(topic: TopicImage, partition: int) -> int:
@@ -193,13 +193,10 @@ class Standing:
             return None
         return answer.next_record
 
-    def is_sure(self, topic: TopicImage, partition: int, offset: int) -> bool:
-        """Whether the leader has said where the next record is, and nothing has come at that place since."""
-        at = topic.topic_id, partition
+    def is_sure(self, at: At, offset: int) -> bool:
+        """Whether the leader has said where the next record is: at the end there may come a marker, or aborted ones."""
         found, answer = self.next_record(at, offset), self.answers.get(at)
-        return (
-            found is not None and answer is not None and (found < answer.end or readable_end(topic, partition) <= found)
-        )
+        return found is not None and answer is not None and found < answer.end
 
     def answered(self, at: At, offset: int, next_record: int, end: int = BEYOND) -> bool:
         """Take a leader's answer, when records that can be read ended at `end`; whether it says anything new."""

@@ -59,6 +59,7 @@ class OffsetFetchResponsePartition:
     error_code: int = int16()
     committed_range_offsets: Sequence[OffsetRange] = array(OffsetRange, tag=10000)
     key_range_offsets: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10001)
+    passed_key_ranges: Sequence[KeyRangeOffset] = array(KeyRangeOffset, tag=10002)
 
 
 @struct()

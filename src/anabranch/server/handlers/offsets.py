@@ -312,6 +312,7 @@ def _response(answers: list[OffsetFetchResponseGroup], call: RequestContext) -> 
                         error_code=(spread and group.error_code) or it.error_code,
                         committed_range_offsets=it.committed_range_offsets,
                         key_range_offsets=it.key_range_offsets,
+                        passed_key_ranges=it.passed_key_ranges,
                     )
                     for it in topic.partitions
                 ],

@@ -51,7 +51,6 @@ class Coordinator:
         self.ranges: list[dict[TopicPartition, Any]] = []
         self.takes_ranges: bool | None = None
         self.stable: dict[TopicPartition, int] = {}
-        self.passed: dict[TopicPartition, Any] = {}
         self.before: Callable[[], None] = lambda: None
         """What happens before it answers."""
 

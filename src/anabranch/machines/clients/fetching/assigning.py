@@ -154,7 +154,8 @@ def _begin_recreated(topic: Topic) -> None:
             partition.forget()
             partition.position, partition.wanted_timestamp = None, EARLIEST
             partition.committed = partition.told = partition.start = None
-            partition.floor = partition.done = partition.committed_by_key = partition.passed = None
+            partition.floor = partition.done = partition.committed_by_key = None
+            partition.passed = partition.gone = None
             partition.handed_end, partition.log_start, partition.high_watermark = 0, -1, -1
 
 

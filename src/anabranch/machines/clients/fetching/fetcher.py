@@ -108,6 +108,7 @@ class Fetcher:
         partition = self._state.find(tp)
         if partition is None or not partition.awaiting:
             return
+        partition.gone = partition.passed
         if offset is None:
             self._look_up(partition, timestamp)
         else:
@@ -153,6 +154,11 @@ class Fetcher:
         partition = self._state.find(tp)
         return [] if partition is None else sharing.processed(partition, offset)
 
+    def has_gone(self, tp: TopicPartition, offset: int) -> bool:
+        """Whether this member has come to an offset, with any key: to where others have finished, it says nothing."""
+        partition = self._state.find(tp)
+        return partition is None or partition.gone is None or bool(sharing.processed(partition, offset))
+
     def to_commit_as_said(self, tp: TopicPartition, offset: int) -> list[Piece]:
         """Return the same where an application says the offset, which may be older than keys that were added since."""
         partition = self._state.find(tp)
@@ -180,6 +186,8 @@ class Fetcher:
         """Note the group's committed offset in an assigned partition; `by_owner`: the owner of all keys is there."""
         partition = self._state.find(tp)
         if partition is not None:
+            if by_owner and partition.committed is not None and offset < partition.committed:
+                partition.passed = partition.gone = None  # A rewind.
             sharing.passed(partition, [(0, SPACE_END, offset)], by_owner=by_owner)
             partition.committed = offset
             partition.topic.limits = None
@@ -349,7 +357,7 @@ class Fetcher:
         """Set the position to `offset`."""
         partition = self._state.partition(tp)
         partition.forget()
-        partition.floor = partition.done = None
+        partition.floor = partition.done = partition.gone = None
         partition.is_sought = True
         if partition.committed is None:
             partition.reset_at = offset

@@ -34,6 +34,7 @@ from anabranch.machines.clients.key_ranges import (
 )
 from anabranch.machines.key_ranges import joined, union, without
 from anabranch.machines.keyspace import SPACE, Interval
+from anabranch.machines.lineage import Frontier
 
 
 def add(state: FetchingState, partition: Partition, keys: KeyRanges) -> None:
@@ -81,7 +82,7 @@ def begin(partition: Partition, steps: Sequence[Piece], offset: int) -> int:
 
 
 def arrive(
-    state: FetchingState, partition: Partition, offset: int | None, steps: Iterable[Piece], processed: int
+    state: FetchingState, partition: Partition, offset: int | None, steps: Sequence[Piece], processed: int
 ) -> None:
     """Read the ranges that were added. `processed`: the offset below which all of the other keys is processed.
 
@@ -92,6 +93,10 @@ def arrive(
     had, position = places(partition.share), partition.position
     partition.share = share(union(had, keys))
     start = partition.start if offset is None else offset
+    if partition.gone is not None or partition.passed is not None:
+        own = partition.gone or raised(NOWHERE, had, processed if position is None else position)
+        told = partition.passed or frontier_of(steps, outside=start or 0)
+        partition.gone = set_to(own, keys, pieces(told, keys))
     if position is None and start is not None:  # Where the others begin is being looked up.
         steps = pieces(frontier_of(steps, outside=start), keys)
         partition.sought = without(partition.sought or had, keys)
@@ -169,7 +174,16 @@ def processed(partition: Partition, offset: int) -> list[Piece]:
     """The next offsets to commit, by key, when everything is processed below `offset`; none of a whole partition."""
     ranges = places(partition.share)
     found = pieces(raised(partition.done or NOWHERE, ranges, offset), ranges)
+    if partition.gone is not None:
+        return _come_to(partition.gone, found)
     return found if partition.share or len(found) > 1 else []
+
+
+def _come_to(gone: Frontier, steps: Iterable[Piece]) -> list[Piece]:
+    """The keys of some steps that this member has come with to where these say."""
+    return [
+        (start, end, at) for one, two, at in steps for start, end, to in pieces(gone, (Interval(one, two),)) if to >= at
+    ]
 
 
 def said(partition: Partition, offset: int) -> list[Piece]:
@@ -188,6 +202,8 @@ def said(partition: Partition, offset: int) -> list[Piece]:
     for start, end, at in handed:
         found = raised(found, (Interval(start, end),), min(offset, at) if catches_up else offset)
     steps = pieces(found, ranges)
+    if partition.gone is not None:
+        return _come_to(partition.gone, steps)
     return steps if partition.share or len(steps) > 1 else []
 
 

@@ -92,6 +92,9 @@ class Partition:
     """The group's committed offsets by key, as far as this member of those that share the partition knows."""
     passed: Frontier | None = None
     """By key, how far owners are known to have come, where that is not as far as the group has committed."""
+    gone: Frontier | None = None
+    """By key, how far this member may say that it has come: not to where it begins behind a gate that is closed, as
+    others have finished what lies before; None: to where it stands."""
     wanted: Asked | None = None
     """What is wanted: the share, and the filter of the consumer; None for all records."""
     asked: Asked | None = None

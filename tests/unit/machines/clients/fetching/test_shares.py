@@ -217,3 +217,41 @@ def test_where_a_broker_gives_no_keys_all_is_asked_for_and_said_what_is_to_be_le
     answer(found, batch(41), filtered_to=-1)
     (part,) = found.deliverable()
     assert (part.start, list(part.floor)) == (41, []), "all keys are read to there"
+
+
+def test_a_member_says_nothing_of_keys_that_others_have_moved_on() -> None:
+    """It would say that it has gone through the gate at which they wait."""
+    low, high = (0, 99), (100, SPACE_END)
+    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
+    found.grant([(TP, UUID(int=1))], {})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.committed_by_key(TP, ((*low, 0), (*high, 3)), 0)
+    found.passed(TP, ((*low, 0), (*high, 2)))
+    found.begin(TP, offset=0, steps=((*low, 0), (*high, 3)))
+    assert found.to_commit(TP, 0) == [(*low, 0)]
+    answer(found, batch(0), filtered_to=1)
+    (part,) = found.deliverable()
+    found.handed_out(part, 1)
+    assert found.to_commit(TP, 1) == [(*low, 1)] and found.has_gone(TP, 1)
+    answer(found, batch(1), filtered_to=5)
+    (part,) = found.deliverable()
+    found.handed_out(part, 3)
+    assert found.to_commit(TP, 3) == [(0, SPACE_END, 3)], "the gates of all keys are open to there"
+
+
+def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
+    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
+    found.grant([(TP, UUID(int=1))], {})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.committed(TP, 3)
+    found.passed(TP, ((0, SPACE_END, 2),))
+    found.begin(TP, offset=3)
+    assert not found.has_gone(TP, 3)
+    (fetch,) = found.drain(0).fetches
+    result = FetchResult(ErrorCode.NONE, batch(3), 100, 100, 0)
+    found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: result}, 0)
+    (part,) = found.deliverable()
+    found.handed_out(part, 4)
+    assert found.has_gone(TP, 4) and found.to_commit(TP, 4) == [(0, SPACE_END, 4)]
+    found.committed(TP, 1)
+    assert found.has_gone(TP, 1) and found.to_commit(TP, 1) == [], "after a rewind it says all by one offset"
