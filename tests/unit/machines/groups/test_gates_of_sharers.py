@@ -10,8 +10,9 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.shares import done_below
 from anabranch.machines.keyspace import SPACE_END, Interval
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import Frontier, Lineage
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
     ConsumerGroupPositionRequestPartition,
@@ -112,6 +113,15 @@ def test_it_opens_by_time_where_an_owner_of_all_keys_stands_still_that_are_not_e
     for _ in range(20):
         world.settle()
     assert world.owned == ["foo-0", "foo-1"]
+
+
+def test_an_owner_that_reports_that_it_goes_on_moves_also_where_some_keys_are_further() -> None:
+    """Otherwise gates opened by time while it went on."""
+    ahead = Frontier((0, MIDDLE), (90, 3))
+    for offset in (-1, 50):
+        moves = [done_below(offset, position, ahead) for position in range(3, 20)]
+        assert moves == sorted(set(moves))
+    assert done_below(50, 3, ahead) == done_below(50, 3, Frontier((0, MIDDLE), (60, 3))), "what is beyond is no move"
 
 
 def shared_world(*names: str) -> SharingWorld:

@@ -420,7 +420,10 @@ def test_a_heartbeat_between_a_leaders_answer_and_the_look_brings_no_partition_b
     assert assigned(world) == "foo-1 foo-2", "foo-2 is not read"
 
 
-def test_that_the_log_ended_somewhere_does_not_say_that_the_next_record_is_there_when_there_is_more() -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_that_the_log_ended_somewhere_does_not_say_that_the_next_record_is_there_when_there_is_more(
+    is_late: bool,
+) -> None:
     """It was a marker, so that the next record lay behind the closed gate, and nobody asked again."""
     topic = Topic(2)
     topic.resize(3)
@@ -428,11 +431,14 @@ def test_that_the_log_ended_somewhere_does_not_say_that_the_next_record_is_there
     world = Asking(topic.image())
     with mock.patch.object(world, "perform"):
         world.join("A", topics=["bar"])
-        world.coordinator.keeper.of(GROUP)
-        world.coordinator.next_records(GROUP, FOO, {0: 0}, {0: 1}, world.now_ms)
+        world.coordinator.keeper.of(GROUP).asking[FOO, 0] = 1
+        if not is_late:
+            world.coordinator.next_records(GROUP, FOO, {0: 0}, {0: 1}, world.now_ms)
         topic.ends[0] = 2
         world.set_topics(topic.resize(2))
         topic.ends[0] = 3
+        if is_late:
+            world.coordinator.next_records(GROUP, FOO, {0: 0}, {0: 1}, world.now_ms)
         world.join("B")
         assert assigned(world, "B") == "foo-1 foo-2"
         world.coordinator.next_records(GROUP, FOO, {0: 1}, {0: 2}, world.now_ms)
