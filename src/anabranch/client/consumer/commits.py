@@ -123,11 +123,26 @@ class Commits:
             if ranges:
                 await self._commit_ranges(ranges, deadline, drops)
 
+    def _is_said(self, tp: TopicPartition, at: OffsetAndMetadata) -> bool:
+        """Whether an offset of an application is what others have committed of the keys of this member, and no more.
+
+        To say it again would be to say that this member has come there, through which gates.
+        """
+        context = self._context
+        if at.metadata or at.shares or context.fetcher.has_gone(tp, at.offset):
+            return False
+        if context.fetcher.share(tp):
+            return not context.fetcher.to_commit_as_said(tp, at.offset)
+        return context.committed.get(tp) == at.offset
+
     def _of_mine(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
         """What an application's offset says of a shared partition: that of its own keys."""
         if at.shares:
             return at
-        steps = self._context.fetcher.to_commit_as_said(tp, at.offset)
+        fetcher = self._context.fetcher
+        steps = fetcher.to_commit_as_said(tp, at.offset)
+        if not steps:  # Of a share it is never of the keys of others.
+            steps = [(start, end, at.offset) for start, end in fetcher.share(tp)]
         return self._with_shares(tp, self._with_beginning(tp, at), steps)
 
     def _with_beginning(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:

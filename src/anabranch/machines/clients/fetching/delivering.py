@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.fetching import sharing
 from anabranch.machines.clients.fetching.gating import is_layered, limits, next_announcement, progress
 from anabranch.machines.clients.fetching.state import FetchingState, Partition, Topic
 from anabranch.machines.clients.fetching.values import Deliverable
-from anabranch.machines.clients.key_ranges import Piece, pieces, places, raised
+from anabranch.machines.clients.key_ranges import Piece, pieces
 from anabranch.machines.keyspace import SPACE
 
 
@@ -101,8 +102,8 @@ def handed_out(state: FetchingState, part: Deliverable, offset: int, records_end
     read = progress(partition)
     partition.position = offset
     partition.is_sought = False
-    if partition.gone is not None:  # The gates of all its keys are open up to there.
-        partition.gone = raised(partition.gone, places(partition.share), offset)
+    if partition.gone is not None:
+        sharing.went(partition, offset)
     partition.handed_end = max(partition.handed_end, offset if records_end is None else records_end)
     topic = partition.topic
     _note_milestone(state, partition, part.start, offset)

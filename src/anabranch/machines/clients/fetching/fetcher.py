@@ -371,7 +371,7 @@ class Fetcher:
 
     def _look_up(self, partition: Partition, timestamp: int) -> None:
         partition.forget()
-        partition.floor = partition.done = None
+        partition.floor = partition.done = partition.gone = None
         partition.position = None
         partition.wanted_timestamp = timestamp
 

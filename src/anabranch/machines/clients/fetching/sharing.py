@@ -94,7 +94,7 @@ def arrive(
     partition.share = share(union(had, keys))
     start = partition.start if offset is None else offset
     if partition.gone is not None or partition.passed is not None:
-        own = partition.gone or raised(NOWHERE, had, processed if position is None else position)
+        own = partition.gone or raised(partition.done or NOWHERE, had, processed if position is None else position)
         told = partition.passed or frontier_of(steps, outside=start or 0)
         partition.gone = set_to(own, keys, pieces(told, keys))
     if position is None and start is not None:  # Where the others begin is being looked up.
@@ -122,7 +122,7 @@ def reset(partition: Partition, log_start: int) -> None:
     partition.forget()
     partition.position, partition.sought = None, ()
     if floor is None or position is None or position >= log_start >= 0:
-        partition.done = partition.floor = None
+        partition.done = partition.floor = partition.gone = None
         return
     ranges = places(partition.share)
     kept = [Interval(start, end) for start, end, at in pieces(floor, ranges) if at >= max(position + 1, log_start)]
@@ -134,8 +134,11 @@ def found(partition: Partition, offset: int) -> int:
     """Take an offset that was looked up for the keys that are sought; return the position."""
     keys, partition.sought = partition.sought, ()
     if not keys:
+        partition.gone = None
         return offset
     step = [(start, end, offset) for start, end in keys]
+    if partition.gone is not None:
+        partition.gone = set_to(partition.gone, keys, step)
     partition.floor = set_to(partition.floor or NOWHERE, keys, step)
     partition.done = set_to(partition.done or NOWHERE, keys, step)
     return lowest(partition.floor, places(partition.share))
@@ -179,6 +182,16 @@ def processed(partition: Partition, offset: int) -> list[Piece]:
     return found if partition.share or len(found) > 1 else []
 
 
+def went(partition: Partition, offset: int) -> None:
+    """Note that records were handed out up to an offset, so that the gates of all its keys are open to there."""
+    ranges = places(partition.share)
+    assert partition.gone is not None
+    partition.gone = raised(partition.gone, ranges, offset)
+    steps = pieces(raised(partition.done or NOWHERE, ranges, offset), ranges)
+    if all(lowest(partition.gone, (Interval(start, end),)) >= at for start, end, at in steps):
+        partition.gone = None
+
+
 def _come_to(gone: Frontier, steps: Iterable[Piece]) -> list[Piece]:
     """The keys of some steps that this member has come with to where these say."""
     return [
@@ -193,6 +206,8 @@ def said(partition: Partition, offset: int) -> list[Piece]:
     more than the offset, and what the group has committed stays.
     """
     position, known = partition.position, partition.floor or partition.done
+    if partition.gone is not None and not partition.share and offset < (partition.committed or 0):
+        return []  # A rewind, of all keys.
     if position is None or known is None:
         return processed(partition, offset)
     ranges = places(partition.share)

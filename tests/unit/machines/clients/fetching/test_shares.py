@@ -236,7 +236,7 @@ def test_a_member_says_nothing_of_keys_that_others_have_moved_on() -> None:
     answer(found, batch(1), filtered_to=5)
     (part,) = found.deliverable()
     found.handed_out(part, 3)
-    assert found.to_commit(TP, 3) == [(0, SPACE_END, 3)], "the gates of all keys are open to there"
+    assert found.has_gone(TP, 3) and found.to_commit(TP, 3) == [], "one offset, as the gates of all are open to there"
 
 
 def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
@@ -252,6 +252,29 @@ def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
     found.answered(fetch.request_id, ErrorCode.NONE, 0, {TP: result}, 0)
     (part,) = found.deliverable()
     found.handed_out(part, 4)
-    assert found.has_gone(TP, 4) and found.to_commit(TP, 4) == [(0, SPACE_END, 4)]
-    found.committed(TP, 1)
-    assert found.has_gone(TP, 1) and found.to_commit(TP, 1) == [], "after a rewind it says all by one offset"
+    assert found.has_gone(TP, 4) and found.to_commit(TP, 4) == []
+    assert found.to_commit_as_said(TP, 1) == [], "a rewind is one of all keys"
+
+
+@pytest.mark.parametrize("how", ["sought", "looked up", "out of range", "rewound"])
+def test_a_member_that_begins_elsewhere_says_where(how: str) -> None:
+    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
+    found.grant([(TP, UUID(int=1))], {})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.committed(TP, 3)
+    found.passed(TP, ((0, SPACE_END, 2),))
+    found.begin(TP, offset=3)
+    if how == "sought":
+        found.seek(TP, 6)
+    elif how == "rewound":
+        assert found.to_commit_as_said(TP, 1) == []
+        found.committed(TP, 1)
+    else:
+        if how == "looked up":
+            found.seek_to_timestamp(TP, 0)
+        else:
+            out_of_range(found, 6)
+        look_up(found, 6)
+    offset = found.position(TP)
+    assert offset == (3 if how == "rewound" else 6)
+    assert found.has_gone(TP, offset) and found.to_commit(TP, offset) == []
