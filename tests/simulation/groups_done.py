@@ -41,7 +41,8 @@ class DoneRules:
         self._told: dict[At, int] = {}
         self.put_back: set[At] = set()
         """Partitions in which a late commit of a member has put the group back, and with it ranges above."""
-        self._replies: dict[int, tuple[Any, list[At]]] = {}
+        self._replies: dict[int, tuple[Any, dict[At, int]]] = {}
+        """Replies to commits that have not left, and what was done when they were decided."""
 
     def done(self, group_id: str, place: tuple[str, int]) -> int:
         """Return what is done of a partition, as bits of offsets."""
@@ -75,7 +76,7 @@ class DoneRules:
             elif before and (at in self._stable):
                 assert self._same(topic, number, before, now), (at, bin(before), bin(now), outcome.records)
         if commits:
-            self._replies[id(outcome.reply)] = outcome.reply, list(commits)
+            self._replies[id(outcome.reply)] = outcome.reply, {at: self._done.get(at, 0) for at in commits}
 
     def _commits(self, machine: Coordinator, cause: Cause, outcome: Outcome[Any, Any]) -> dict[At, Any]:
         request, reply = cause.request, outcome.reply
@@ -143,8 +144,8 @@ class DoneRules:
 
     def told(self, reply: Any) -> None:
         """Note that the reply to a commit leaves the broker."""
-        for at in self._replies.pop(id(reply), (None, ()))[1]:
-            self._told[at] = self._told.get(at, 0) | self._done.get(at, 0)
+        for at, done in self._replies.pop(id(reply), (None, {}))[1].items():
+            self._told[at] = self._told.get(at, 0) | done & self._done.get(at, 0)
 
     def after_load(self, broker: Broker, machine: Coordinator) -> None:
         """Check that nothing is lost that was acknowledged; a deletion that was not written is undone."""
