@@ -113,11 +113,7 @@ class Commits:
             await self.commit_all(self.processed(), timeout_ms)
             return
         deadline, drops = self._deadline(timeout_ms), self._context.drops
-        has_gone, committed = self._context.fetcher.has_gone, self._context.committed
-        said = {
-            tp: at for tp, at in (offsets or {}).items() if has_gone(tp, at.offset) or committed.get(tp) != at.offset
-        }
-        mine = {tp: self._of_mine(tp, at) for tp, at in said.items()}
+        mine = {tp: self._of_mine(tp, at) for tp, at in (offsets or {}).items() if not self._is_said(tp, at)}
         async with self._in_turn:
             await self._commit(mine, deadline, drops)
             if ranges:
@@ -129,7 +125,7 @@ class Commits:
         To say it again would be to say that this member has come there, through which gates.
         """
         context = self._context
-        if at.metadata or at.shares or context.fetcher.has_gone(tp, at.offset):
+        if at.metadata or at.shares or at.ranges or context.fetcher.has_gone(tp, at.offset):
             return False
         if context.fetcher.share(tp):
             return not context.fetcher.to_commit_as_said(tp, at.offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
+from uuid import UUID
 
 import pytest
 
@@ -295,3 +296,20 @@ def test_only_what_changed_is_committed() -> None:
     assert len(world.coordinator.asked) == asked
     asyncio.run(world.commits.commit_processed(Processed({}, {}), 1_000))
     assert len(world.coordinator.asked) == asked
+
+
+@pytest.mark.parametrize(("metadata", "is_sent"), [("", False), ("mark", True)])
+def test_an_offset_that_others_have_committed_is_said_again_for_its_metadata_alone(
+    metadata: str, is_sent: bool
+) -> None:
+    """To say it again would be to say that this member has come there; what an application notes is not dropped."""
+    world = World(Coordinator())
+    fetcher = world.context.fetcher
+    fetcher.grant([(P0, UUID(int=1))], {})
+    world.context.note_committed(P0, 3)
+    fetcher.passed(P0, ((0, SPACE_END, 2),))
+    fetcher.begin(P0, offset=3)
+    asyncio.run(world.commits.commit({P0: OffsetAndMetadata(3, metadata)}))
+    assert [offset for _, offset, _ in world.coordinator.asked] == ([3] if is_sent else [])
+    asyncio.run(world.commits.commit({P0: OffsetAndMetadata(1)}))
+    assert world.coordinator.offsets == {P0: 1}, "a rewind"
