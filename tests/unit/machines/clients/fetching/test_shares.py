@@ -239,13 +239,19 @@ def test_a_member_says_nothing_of_keys_that_others_have_moved_on() -> None:
     assert found.has_gone(TP, 3) and found.to_commit(TP, 3) == [], "one offset, as the gates of all are open to there"
 
 
-def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
+def where_others_have_finished() -> Fetcher:
+    """A member that begins at 3, to where others have finished, and no owner has come beyond 2."""
     found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
     found.grant([(TP, UUID(int=1))], {})
     found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
     found.committed(TP, 3)
     found.passed(TP, ((0, SPACE_END, 2),))
     found.begin(TP, offset=3)
+    return found
+
+
+def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
+    found = where_others_have_finished()
     assert not found.has_gone(TP, 3)
     (fetch,) = found.drain(0).fetches
     result = FetchResult(ErrorCode.NONE, batch(3), 100, 100, 0)
@@ -258,12 +264,7 @@ def test_a_member_that_begins_where_others_have_finished_says_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["sought", "looked up", "out of range", "rewound"])
 def test_a_member_that_begins_elsewhere_says_where(how: str) -> None:
-    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
-    found.grant([(TP, UUID(int=1))], {})
-    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
-    found.committed(TP, 3)
-    found.passed(TP, ((0, SPACE_END, 2),))
-    found.begin(TP, offset=3)
+    found = where_others_have_finished()
     if how == "sought":
         found.seek(TP, 6)
     elif how == "rewound":
