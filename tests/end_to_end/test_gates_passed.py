@@ -19,6 +19,7 @@ STAY, MOVE = (
 )
 """Keys that stay in partition 0, and move to partition 1, when a topic of one partition gets two."""
 CLOSED_S = 2.0
+REWINDS = 5
 TIMEOUT_S = 30.0
 
 
@@ -85,6 +86,32 @@ def test_a_seek_back_closes_no_gate_and_a_reset_of_the_group_closes_all(shared: 
                 assert not consumer.poll(0.1), "the gate is open although nothing is committed before it"
             consumer.commit()
             assert read(consumer, 2) == ["new 1", "new 2"]
+
+
+def test_a_member_that_rewinds_both_partitions_has_the_gate_closed_again(shared: BrokerProcess) -> None:
+    """What the member, and the coordinator, had told each other was so of what was committed then."""
+    topic = group = "rewound"
+    with Admin(shared.address) as admin:
+        admin.create_topics(topic, partitions=1)
+        admin.resize(topic, 2)
+        send(shared, topic, (MOVE, "old 1"), (MOVE, "old 2"), (STAY, "stays"))
+        admin.resize(topic, 1)
+        send(shared, topic, (MOVE, "new"))
+        with reader(shared, topic, group) as consumer:
+            for _ in range(REWINDS):
+                assert sorted(read(consumer, 3)) == ["old 1", "old 2", "stays"]
+                assert not consumer.poll(CLOSED_S / 8), "the gate is open although nothing is committed before it"
+                consumer.commit()
+                assert read(consumer, 1) == ["new"]
+                consumer.commit()
+                consumer.pause((topic, 1))
+                consumer.seek(topic, 0, 0)
+                consumer.seek(topic, 1, 0)
+                consumer.commit({(topic, 0): 0, (topic, 1): 0})
+                assert read(consumer, 1) == ["stays"]
+                assert not consumer.poll(CLOSED_S / 8), "the gate is open although all is to be read again"
+                consumer.seek(topic, 0, 0)
+                consumer.resume((topic, 1))
 
 
 def test_a_seek_past_a_closed_gate_opens_it_for_nobody(shared: BrokerProcess) -> None:

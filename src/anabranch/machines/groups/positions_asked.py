@@ -246,7 +246,7 @@ def _report(
     was = keeper.offsets.current(group.group_id, topic.name, at[1])
     if position > topic.log_end(at[1]) or (was is not None and position < was.offset):
         return
-    report = Report(member_id, position)
+    report = Report(member_id, position, -1 if was is None else was.offset)
     before = gates.standing.reports.get(at)
     if before != report:
         gates.standing.reports[at] = report

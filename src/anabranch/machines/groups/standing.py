@@ -40,6 +40,8 @@ class Report(NamedTuple):
 
     owner: str
     position: int
+    committed: int = -1
+    """The committed offset that it was told with, -1 without one: the report follows from that, not from one below."""
 
 
 class Given(NamedTuple):
@@ -149,7 +151,9 @@ class Standing:
         """The committed offset, or what stands for one: the owner's start. -1 stands for the log start."""
         at = topic.topic_id, partition
         report = self.reports.get(at)
-        if report is not None and owner(at)[0] != report.owner:
+        if report is not None and (
+            owner(at)[0] != report.owner or (-1 if committed is None else committed) < report.committed
+        ):
             del self.reports[at]
             report = None
         reported = None if report is None else report.position

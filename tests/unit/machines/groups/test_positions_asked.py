@@ -181,6 +181,20 @@ def test_a_report_that_cannot_be_right_is_ignored() -> None:
     assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 3, False)]
 
 
+def test_a_report_does_not_outlive_the_commit_that_it_follows_from() -> None:
+    """Between 3 and 5 was nothing to read, which says nothing of what a rewind makes the owner read again."""
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.commit("A", a, 0, 3)
+    world.ask("A", a, reports=[(0, 5)], wait_ms=0)
+    b = settle(world, "B", b)
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 5, False)]
+    world.commit("A", a, 0, 4)
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 5, False)]
+    world.commit("A", a, 0, 1)
+    assert world.told_of(world.ask("B", b, needs=[(0, -1)])) == [(0, False, 1, False)]
+
+
 def test_a_new_owner_does_not_inherit_the_start_of_the_old_one() -> None:
     world = Asking(flat())
     a, b = two_members(world)

@@ -186,8 +186,10 @@ class Fetcher:
         """Note the group's committed offset in an assigned partition; `by_owner`: the owner of all keys is there."""
         partition = self._state.find(tp)
         if partition is not None:
-            if by_owner and partition.committed is not None and offset < partition.committed:
-                partition.passed = partition.gone = None  # A rewind.
+            if partition.committed is not None and offset < partition.committed:  # A rewind.
+                partition.told = None
+                if by_owner:
+                    partition.passed = partition.gone = None
             sharing.passed(partition, [(0, SPACE_END, offset)], by_owner=by_owner)
             partition.committed = offset
             partition.topic.limits = None

@@ -169,7 +169,10 @@ def committed(partition: Partition, found: Sequence[Piece], outside: int | None,
         partition.committed_by_key = set_to(partition.committed_by_key or NOWHERE, ranges, found)
     else:
         partition.committed_by_key = frontier_of(found, outside)
-    partition.committed = lowest(partition.committed_by_key, (SPACE,))
+    at = lowest(partition.committed_by_key, (SPACE,))
+    if partition.committed is not None and at < partition.committed:
+        partition.told = None  # A rewind.
+    partition.committed = at
     partition.topic.limits = None
 
 

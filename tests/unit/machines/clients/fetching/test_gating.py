@@ -170,6 +170,26 @@ def test_the_coordinators_word_opens_a_gate_on_an_own_partition_too() -> None:
     assert fetcher.needs() == {} and spans(fetcher)[1] == (0, 30)
 
 
+def test_a_rewind_takes_the_coordinators_word_back() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    hand_out(fetcher, P0, 10)
+    fetcher.committed(P0, 9)
+    fetcher.told(P0, 10)
+    assert fetcher.needs() == {} and spans(fetcher)[1] == (0, 30)
+    fetcher.seek(P0, 0)
+    fetcher.committed(P0, 0)
+    assert fetcher.needs() == {P0: 10} and 1 not in spans(fetcher) and fetcher.known(P0) is None
+
+
+def test_a_rewind_by_key_takes_the_coordinators_word_back() -> None:
+    fetcher = member(GREW, p0=0, p1=0)
+    fetcher.committed_by_key(P0, [], 9)
+    fetcher.told(P0, 10)
+    assert fetcher.needs() == {}
+    fetcher.committed_by_key(P0, [], 0)
+    assert fetcher.needs() == {P0: 10} and fetcher.known(P0) is None
+
+
 def test_time_opens_a_gate_no_further_than_it_was_asked_for() -> None:
     fetcher = member(GREW, p1=0)
     fetcher.lift(P0, 10)
