@@ -10,11 +10,17 @@ NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
+OFFSET_NOT_SAID = -1
+"""Of a range of keys in a commit: nothing is said of them, the commit has metadata only."""
 COUNT_NOT_SAID = -1
 """`undeleted_partition_count` of a client that does not speak of it: every stock Kafka client."""
 INDIVIDUAL_COMMITS_TOPIC = "__individual_commit_offsets"
 """The ranges of offsets that groups have processed above their committed offsets. It may be deleted, if it is damaged:
 what lies above committed offsets is then delivered again."""
+BEGUN_HERE = "anabranch: begun here"
+"""The metadata of an offset at which a reset, or a seek, made a group begin, behind a gate that is closed: nothing
+before was read. Otherwise the next owner would take the gate of a segment with a committed offset for one that was
+open. Our coordinators keep that with the position (`Position.passed`), and others the metadata."""
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", INDIVIDUAL_COMMITS_TOPIC, "__transaction_state"})
 """The logs of the coordinators."""
 

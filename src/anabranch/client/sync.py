@@ -319,6 +319,7 @@ class Consumer(_Synchronous[aio.Consumer]):
     run = _awaited_with_callbacks(aio.Consumer.run)
     stop = _called(aio.Consumer.stop)
     committed = _awaited(aio.Consumer.committed)
+    offsets_to_commit = _called(aio.Consumer.offsets_to_commit)
     group_metadata = _called(aio.Consumer.group_metadata)
     assignment = _called(aio.Consumer.assignment)
     key_ranges = _called(aio.Consumer.key_ranges)

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import BEGUN_HERE, OFFSET_NOT_SAID, TopicPartition
 from anabranch.base.limits import RANGES_PER_COMMIT_MAX
 from anabranch.client.consumer.group_context import (
     AGAIN,
@@ -35,7 +35,7 @@ from anabranch.client.consumer.group_context import (
     is_final,
 )
 from anabranch.client.consumer.listeners import GroupMetadata
-from anabranch.client.consumer.offsets import BEGINNING, MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.key_ranges import Piece
 from anabranch.machines.clients.processing import Ranges
 from anabranch.machines.keyspace import SPACE
@@ -137,15 +137,15 @@ class Commits:
             return at
         fetcher = self._context.fetcher
         steps = fetcher.to_commit_as_said(tp, at.offset)
-        if not steps:  # Of a share it is never of the keys of others.
-            steps = [(start, end, at.offset) for start, end in fetcher.share(tp)]
+        if not steps:  # Of a share it is never of the keys of others; others have finished these: metadata only.
+            steps = [(start, end, OFFSET_NOT_SAID) for start, end in fetcher.share(tp)]
         return self._with_shares(tp, self._with_beginning(tp, at), steps)
 
     def _with_beginning(self, tp: TopicPartition, at: OffsetAndMetadata) -> OffsetAndMetadata:
         """Tell the next owner that the gate before an offset is closed; what an application says itself stays."""
         if at.metadata or not self._context.fetcher.begins_behind_gate(tp, at.offset):
             return at
-        return at._replace(metadata=BEGINNING)
+        return at._replace(metadata=BEGUN_HERE)
 
     def _with_shares(self, tp: TopicPartition, at: OffsetAndMetadata, steps: Sequence[Piece]) -> OffsetAndMetadata:
         """Commit an offset for ranges of keys; a group that has committed nothing begins where this member began."""
@@ -160,16 +160,34 @@ class Commits:
 
     def processed(self, partitions: Iterable[TopicPartition] | None = None) -> Processed:
         """Return what is processed, of these partitions or of all, to be committed or given back."""
+        wanted, shares = self._processed(partitions)
+        if not self._commits_ranges:
+            return Processed(wanted, {}, shares, self._context.drops, self._returns)
+        fresh = self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused)
+        return Processed(wanted, fresh, shares, self._context.drops, self._returns)
+
+    def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the offsets below which all is processed, of this member's keys."""
+        return self._said(*self._processed(None))
+
+    def _processed(
+        self, partitions: Iterable[TopicPartition] | None
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, Sequence[Piece]]]:
+        """The offsets below which all is processed, and of shared partitions those of this member's keys."""
         passed_over, has_gone = self._context.fetcher.is_sought_past_gate, self._context.fetcher.has_gone
         said = self._context.host.consumed().items()
         consumed = {tp: at for tp, at in said if not passed_over(tp) and has_gone(tp, at)}
         wanted = consumed if partitions is None else {tp: consumed[tp] for tp in partitions if tp in consumed}
         to_commit = self._context.fetcher.to_commit
-        shares = {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}
-        if not self._commits_ranges:
-            return Processed(wanted, {}, shares, self._context.drops, self._returns)
-        fresh = self._context.host.take_fresh(tp for tp in wanted if tp.topic not in self._refused)
-        return Processed(wanted, fresh, shares, self._context.drops, self._returns)
+        return wanted, {tp: steps for tp, offset in wanted.items() if (steps := to_commit(tp, offset))}
+
+    def _said(
+        self, offsets: Mapping[TopicPartition, int], shares: Mapping[TopicPartition, Sequence[Piece]]
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            tp: self._with_shares(tp, self._with_beginning(tp, OffsetAndMetadata(offset)), shares.get(tp, ()))
+            for tp, offset in offsets.items()
+        }
 
     @property
     def _commits_ranges(self) -> bool:
@@ -192,12 +210,8 @@ class Commits:
                     self._give_back(left)
                     left = {}
                 ranged = {tp for tp in offsets if tp not in shares and self._is_ranged(tp, left)}
-                plain = {
-                    tp: self._with_shares(tp, self._with_beginning(tp, OffsetAndMetadata(offset)), shares.get(tp, ()))
-                    for tp, offset in offsets.items()
-                    if tp not in ranged
-                }
-                await self._commit(plain, deadline, drops)
+                plain = {tp: offset for tp, offset in offsets.items() if tp not in ranged}
+                await self._commit(self._said(plain, shares), deadline, drops)
                 later = [tp for tp in offsets if tp in ranged or self._is_ranged(tp, left)]
                 for tp in later:
                     self._check_held([tp], drops)
@@ -338,7 +352,8 @@ class Commits:
         context, stable = self._context, self._context.offsets.stable.get(tp, -1)
         if at.shares:
             context.committed_shares[tp] = said.shares
-            context.note_committed_by_key(tp, max(stable, 0), at.shares)
+            said_of = [step for step in at.shares if step[2] != OFFSET_NOT_SAID]
+            context.note_committed_by_key(tp, max(stable, 0), said_of)
         elif at.ranges and context.fetcher.share(tp):
             context.committed[tp] = stable
         elif at.ranges:

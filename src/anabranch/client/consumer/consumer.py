@@ -533,6 +533,10 @@ class Consumer:
         self._driver.start()
         return await group.committed([TopicPartition(*tp) for tp in partitions] or self.assignment())
 
+    def offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return what `commit` would commit now, of this member's keys alone: for `send_offsets_to_transaction`."""
+        return self._grouped("name offsets to commit").to_commit()
+
     def group_metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group, for a transaction that commits its offsets."""
         return self._grouped("return group metadata").metadata()

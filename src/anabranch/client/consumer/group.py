@@ -300,6 +300,10 @@ class Group:
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
+    def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Return the offsets below which all is processed, of this member's keys."""
+        return self._commits.to_commit()
+
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group; None for a partition without one."""
         return await self._commits.committed(partitions)

@@ -33,11 +33,6 @@ TOPIC_ID_VERSION = 10
 """From this version on, OffsetCommit and OffsetFetch identify topics by id."""
 GROUPS_VERSION = 8
 STABLE_VERSION = 7
-BEGINNING = "anabranch: begun here"
-"""The metadata of an offset at which a reset made a group begin, behind a gate that is closed: nothing before was read.
-
-Otherwise the next owner would take the gate of a segment with a committed offset for one that was open.
-"""
 
 
 class OffsetAndMetadata(NamedTuple):

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import BEGUN_HERE, TopicPartition
 from anabranch.client.consumer.group_context import GroupContext, is_final
 from anabranch.client.consumer.member_driver import MemberDriver
-from anabranch.client.consumer.offsets import BEGINNING, MemberIdentity, OffsetAndMetadata
+from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.machines.clients.fetching import EARLIEST, LATEST
 from anabranch.machines.clients.fetching.assigning import appeared_later
 
@@ -65,7 +65,7 @@ class Positions:
             self._context.note_committed_by_key(tp, at.offset, at.shares, everything=True)
         else:
             self._context.note_committed(tp, at.offset)
-            if at.metadata == BEGINNING:
+            if at.metadata == BEGUN_HERE:
                 self._context.fetcher.begun(tp, at.offset)
         self._context.fetcher.passed(tp, at.passed)
 

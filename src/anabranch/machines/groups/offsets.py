@@ -78,6 +78,9 @@ class RangesRepeated(NamedTuple):
     repeated: Range
 
 
+ANOTHER_TRANSACTION = "Another transaction has committed in the partition: try again when it has ended."
+
+
 class RangesFull(NamedTuple):
     """A commit was refused, as a group has too many ranges in a partition: what lies below them."""
 
@@ -252,7 +255,9 @@ class Offsets:
                 yield Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, message=no_room)
             elif index not in ranged:
                 by_member = member is not None
-                yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
+                yield self._commit_plain(
+                    group_id, topic, part, metadata, now_ms, draft, by_member=by_member, producer_id=producer_id
+                )
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
@@ -271,14 +276,16 @@ class Offsets:
         draft: Draft[CoordinatorRecord],
         *,
         by_member: bool,
+        producer_id: int = -1,
     ) -> Answered:
         index = part.partition_index
+        if producer_id >= 0 and self.in_transactions.of_others(group_id, (topic.name, index), producer_id):
+            return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=ANOTHER_TRANSACTION)
         before = self.current(group_id, topic.name, index)
         offset, epoch = part.committed_offset, part.committed_leader_epoch
         position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
-        if before is not None:
-            held = self.individual.of(group_id, (topic.name, index), before)
-            position = ranged_commits.plain(before, held, position, by_member=by_member)
+        held = self.individual.of(group_id, (topic.name, index), before)
+        position = ranged_commits.plain(before, held, position, by_member=by_member)
         self.on_commit(group_id, topic, index, position)
         draft.write(position_record(group_id, topic.name, index, position))
         self.counts["commit"] += 1
@@ -343,28 +350,28 @@ class Offsets:
         """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
 
         Where the transaction itself has committed an offset before, its ranges go with that, and need no name. Where
-        another one has, what they go with is not known before that has ended.
+        another one has, what they go with is not known before that has ended; nor does an offset wait together with
+        ranges of others (`_commit_plain`): whichever came last would take the place of the other.
         """
         index = part.partition_index
         before = self._stands(group_id, topic, index, part.committed_offset)
-        if before is None or not before.ranges_since:
-            if self.positions.unstable(group_id, topic.name, index, but=producer_id):
-                message = "Another transaction has committed an offset of the partition: try again when it has ended."
-                return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=message)
-            if self.positions.unstable(group_id, topic.name, index):
-                before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
+        if self.positions.unstable(group_id, topic.name, index, but=producer_id):
+            return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=ANOTHER_TRANSACTION)
+        if (before is None or not before.ranges_since) and self.positions.unstable(group_id, topic.name, index):
+            before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit
         if before is None:
             return Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
-        lowest = min(
-            (*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1]))
-        )
-        if lowest < before.offset:
+        lowest = commit.lowest
+        if lowest is not None and lowest < before.offset:
             message = f"Offset {lowest} lies below the stable offset {before.offset}: all before it is processed."
             return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, before.offset, message)
         at = (topic.name, index)
+        if self.in_transactions.would_be_many(group_id, at, before, commit):
+            message = "Too many individual commits: the keys of the partition would have too many offsets of their own."
+            return Answered(index, ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, before.offset, message)
         draft.write(self.in_transactions.record(group_id, at, producer_id, commit, before, now_ms))
         self.counts["commit"] += 1
         return Answered(index, ErrorCode.NONE, before.offset)

@@ -13,7 +13,9 @@ record from there delivered again. What counts is a fact: no commit by ranges un
 A position behind the end of a segment says to members that the gate there was open once (ordering.md, 6.1). A range of
 offsets says no such thing: it does not say of which keys it is, and who waits at a gate is moved behind it by what
 another member has finished there. So `Position.passed` keeps how far owners of the keys have come: what plain commits
-and those of ranges of keys have said. Only that counts as having gone through gates.
+and those of ranges of keys have said. Only that counts as having gone through gates. A plain commit of the offset at
+which the group stands already does not say it: a member does that which begins there, and has read nothing. Nor does a
+commit with the mark of a member that a reset, or a seek, made begin there (`BEGUN_HERE`).
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.ids import NO_LEADER_EPOCH
+from anabranch.base.ids import BEGUN_HERE, NO_LEADER_EPOCH, OFFSET_NOT_SAID
 from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import individual, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
 from anabranch.machines.groups.positions import Position
 from anabranch.machines.groups.shares import KeyRange
 
+NOTHING_PASSED = shares.constant(0)
+NO_BOUND = 1 << 62
+"""Room for ranges, and for steps: what a transaction has committed is never refused."""
 REFRESHED_AFTER_MS = 3_600_000
 """A position that ranges are committed above is written again after this time, so that it does not expire."""
 
@@ -44,6 +49,12 @@ class RangedCommit(NamedTuple):
     key_ranges: Sequence[KeyRange]
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+
+    @property
+    def lowest(self) -> int | None:
+        """The lowest offset that it speaks of; None where there is only metadata."""
+        starts = (start for start, _ in self.offset_ranges[:1])
+        return min((*(offset for _, _, offset in self.key_ranges), *starts), default=None)
 
 
 class Counted(NamedTuple):
@@ -79,26 +90,29 @@ def checked(
     metadata: str = "",
 ) -> RangedCommit:
     """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be."""
-    found = individual.checked(offset_ranges), shares.checked(key_ranges)
-    return RangedCommit(base, *found, leader_epoch, metadata)
+    ranges, keys = individual.checked(offset_ranges), shares.checked(key_ranges)
+    return RangedCommit(base, ranges, [it for it in keys if it[2] != OFFSET_NOT_SAID], leader_epoch, metadata)
 
 
 def decide(
     before: Position | None, held: OffsetRanges, commit: RangedCommit, room: int, topic_id: UUID, now_ms: int
 ) -> Decided:
-    """Decide a commit above a position. `room`: how many ranges more may be held."""
+    """Decide a commit above a position. `room`: how many ranges more may be held; `NO_BOUND`: anything may."""
     position = before or Position(max(0, commit.base), topic_id=topic_id)
-    stable = position.offset
-    lowest = min((*(offset for _, _, offset in commit.key_ranges), *(start for start, _ in commit.offset_ranges[:1])))
-    if lowest < stable:
+    stable, has_begun_here = position.offset, commit.metadata == BEGUN_HERE
+    lowest = commit.lowest
+    if lowest is not None and lowest < stable:
         message = f"Offset {lowest} lies below the stable offset {stable}: all before it is processed."
         return Refused(ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, stable, message)
     merge = held.merged(commit.offset_ranges)
     frontier, passed = position.stands, position.passes
+    if before is None and has_begun_here:
+        passed = NOTHING_PASSED
     if commit.key_ranges:
-        if len(commit.key_ranges) > FRONTIER_STEPS_MAX:
+        if room < NO_BOUND and len(commit.key_ranges) > FRONTIER_STEPS_MAX:
             return _too_many(stable, f"{len(commit.key_ranges)} ranges of keys are committed at once")
-        frontier, passed = (shares.raised(it, commit.key_ranges) for it in (frontier, passed))
+        frontier = shares.raised(frontier, commit.key_ranges)
+        passed = passed if has_begun_here else shares.raised(passed, commit.key_ranges)
     if merge.put or held:
         starts = [start for start, _ in merge.put]
 
@@ -107,7 +121,7 @@ def decide(
             return max(held.reaches(offset), merge.put[at][1] + 1 if at >= 0 else 0)
 
         frontier = shares.through(frontier, reaches)
-    if max(len(frontier.starts), len(passed.starts)) > FRONTIER_STEPS_MAX:
+    if room < NO_BOUND and max(len(frontier.starts), len(passed.starts)) > FRONTIER_STEPS_MAX:
         return _too_many(stable, f"the keys of the partition have {len(frontier.starts)} offsets of their own")
     moved = shares.stable(frontier)
     put = [it for it in merge.put if it[1] >= moved]
@@ -120,7 +134,7 @@ def decide(
     after = position.at(frontier, passed)._replace(ranges_since=since, is_begun=True)
     if after.offset != stable or commit.leader_epoch != NO_LEADER_EPOCH:
         after = after._replace(leader_epoch=commit.leader_epoch)
-    if commit.metadata:
+    if commit.metadata and not has_begun_here:
         after = after._replace(metadata=commit.metadata)
     is_changed = before is None or after != before or now_ms - before.committed_at_ms >= REFRESHED_AFTER_MS
     return Counted(after._replace(committed_at_ms=now_ms), is_changed, put, removed, merge.repeated)
@@ -132,13 +146,17 @@ def _too_many(stable: int, reason: str) -> Refused:
 
 def plain(before: Position | None, held: OffsetRanges, after: Position, *, by_member: bool) -> Position:
     """Decide a plain commit of the offset of `after`: the position that the group has then."""
-    if before is None or not by_member:
-        return after
-    after = after._replace(opened=before.opened)
-    if after.offset < before.offset:
-        return after
-    if before.frontier is None and before.passed is None and not before.ranges_since:
+    has_begun_here = after.metadata == BEGUN_HERE
+    if has_begun_here:
+        after = after._replace(metadata="")
+    if before is not None and by_member:
+        after = after._replace(opened=before.opened)
+    if before is None or not by_member or after.offset < before.offset:
+        return after.at(after.stands, NOTHING_PASSED) if has_begun_here else after
+    if before.frontier is None and before.passed is None and not before.ranges_since and not has_begun_here:
         return after
     frontier = shares.through(shares.at_least(before.stands, after.offset), held.reaches)
-    passed = shares.at_least(before.passes, after.offset)
+    passed = before.passes
+    if after.offset > before.offset and not has_begun_here:
+        passed = shares.at_least(passed, after.offset)
     return after.at(frontier, passed)._replace(ranges_since=before.ranges_since)

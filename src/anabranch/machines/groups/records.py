@@ -351,6 +351,8 @@ class TransactionRangesValue:
     topic_id: UUID = uuid()
     offset_ranges: Sequence[CommittedRange] = array(CommittedRange)
     key_ranges: Sequence[CommittedKeyRange] = array(CommittedKeyRange)
+    metadata: str = string(since=0, tag=0, default="")
+    """What the client said with it."""
 
 
 KeyValue: TypeAlias = tuple[type, type | None, int]

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
+from anabranch.base.ids import OFFSET_NOT_SAID
 from anabranch.base.limits import RANGES_PER_COMMIT_MAX
 from anabranch.machines.groups.individual import OFFSET_MAX, WrongRangesError
 from anabranch.machines.keyspace import SPACE_END
@@ -85,7 +86,7 @@ def checked(ranges: Iterable[KeyRange]) -> list[KeyRange]:
             raise WrongRangesError(f"The keys {start}-{end} are none: they end before they start, or out of bounds.")
         if start <= last:
             raise WrongRangesError(f"The keys {start}-{end} overlap those that end at {last}.")
-        if not 0 <= offset <= OFFSET_MAX + 1:
+        if not OFFSET_NOT_SAID <= offset <= OFFSET_MAX + 1:
             raise WrongRangesError(f"The keys {start}-{end} have the offset {offset}, which is none.")
         last = end
     return found

@@ -11,9 +11,11 @@ transactions have committed, or until its own transaction has ended. A commit by
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import individual, ranged_commits, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
 from anabranch.machines.groups.positions import Partition, Position
@@ -27,8 +29,6 @@ from anabranch.machines.groups.records import (
 )
 from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
-NO_BOUND = 1 << 62
-"""Room for ranges: what a transaction has committed is never refused."""
 Name = tuple[int, int]
 """A producer id, and the number of one of its commits."""
 
@@ -40,6 +40,38 @@ class Change(NamedTuple):
     partition: Partition
     name: Name
     value: TransactionRangesValue
+
+
+class _Changes:
+    """The changes to one partition of a group."""
+
+    __slots__ = ("by_name", "places")
+
+    def __init__(self) -> None:
+        self.by_name: dict[Name, Change] = {}
+        self.places: Counter[int] = Counter()
+        """Where steps of the frontier may begin with them."""
+
+    def add(self, change: Change) -> None:
+        if change.name not in self.by_name:
+            self.places.update(_places(change))
+        self.by_name[change.name] = change
+
+    def remove(self, change: Change) -> None:
+        del self.by_name[change.name]
+        for place in _places(change):
+            self.places[place] -= 1
+            if not self.places[place]:
+                del self.places[place]
+
+
+def _places(change: Change) -> Iterator[int]:
+    for it in change.value.key_ranges:
+        yield it.start
+        yield it.end + 1
+
+
+NO_CHANGES = _Changes()
 
 
 class Waiting(NamedTuple):
@@ -57,6 +89,8 @@ class TransactionRanges:
         """By producer id: those of its open transaction."""
         self.decided: dict[Name, Change] = {}
         """Those that count, and are to be folded into positions."""
+        self._in: dict[str, dict[Partition, _Changes]] = {}
+        """All of them, by group and partition."""
         self.waiting: dict[str, list[Waiting]] = {}
         """By group, the requests of the purgatory, oldest first."""
         self._numbers = 0
@@ -65,9 +99,10 @@ class TransactionRanges:
         """Fold a record; one with a producer id is pending until that producer's marker."""
         name = (key.producer_id, key.number)
         if value is None:
-            self.decided.pop(name, None)
+            self._gone(self.decided.pop(name, None))
             return
         change = Change(key.group, (key.topic, key.partition), name, value)
+        self._in.setdefault(change.group_id, {}).setdefault(change.partition, _Changes()).add(change)
         if producer_id >= 0:
             self._open.setdefault(producer_id, {})[name] = change
         else:
@@ -78,17 +113,44 @@ class TransactionRanges:
         ended = self._open.pop(producer_id, {})
         if committed:
             self.decided |= ended
+        else:
+            for change in ended.values():
+                self._gone(change)
+
+    def _gone(self, change: Change | None) -> None:
+        if change is None:
+            return
+        partitions = self._in[change.group_id]
+        partitions[change.partition].remove(change)
+        if not partitions[change.partition].by_name:
+            del partitions[change.partition]
+        if not partitions:
+            del self._in[change.group_id]
 
     def of(self, group_id: str, partition: Partition) -> Iterator[Change]:
         """The changes to a partition that are not part of its position, of open transactions and of committed ones."""
-        for changes in (*self._open.values(), self.decided):
-            for change in changes.values():
-                if change.partition == partition and change.group_id == group_id:
-                    yield change
+        yield from self._of(group_id, partition).by_name.values()
+
+    def _of(self, group_id: str, partition: Partition) -> _Changes:
+        return self._in.get(group_id, {}).get(partition, NO_CHANGES)
+
+    def of_others(self, group_id: str, partition: Partition, producer_id: int) -> bool:
+        """Whether a partition has changes that are not of the open transaction of a producer."""
+        own = self._open.get(producer_id, {})
+        return any(change.name not in own for change in self.of(group_id, partition))
 
     def of_group(self, group_id: str) -> bool:
         """Whether there are changes for a group."""
-        return any(it.group_id == group_id for each in (*self._open.values(), self.decided) for it in each.values())
+        return group_id in self._in
+
+    def would_be_many(self, group_id: str, partition: Partition, position: Position, commit: RangedCommit) -> bool:
+        """Whether a partition could have too many steps, if all that transactions have committed, and this, counted."""
+        if not commit.key_ranges:
+            return False
+        others = self._of(group_id, partition).places
+        own = {*position.stands.starts, *position.passes.starts}
+        own |= {place for start, end, _ in commit.key_ranges for place in (start, end + 1)}
+        return len(others) + sum(place not in others for place in own) > FRONTIER_STEPS_MAX
 
     def record(
         self,
@@ -111,6 +173,7 @@ class TransactionRanges:
                 topic_id=position.topic_id,
                 offset_ranges=[CommittedRange(start=start, end=end) for start, end in commit.offset_ranges],
                 key_ranges=[CommittedKeyRange(start=a, end=b, offset=offset) for a, b, offset in commit.key_ranges],
+                metadata=commit.metadata,
             ),
         )
 
@@ -134,10 +197,10 @@ def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: 
     stable = position.offset
     ranges = [(max(it.start, stable), it.end) for it in value.offset_ranges if it.end >= stable]
     keys = [(it.start, it.end, it.offset) for it in value.key_ranges if it.offset >= stable]
-    if not ranges and not keys:
+    if not ranges and not keys and not value.metadata:
         return None
-    commit = RangedCommit(-1, ranges, keys)
-    decided = ranged_commits.decide(position, held, commit, NO_BOUND, position.topic_id, now_ms)
+    commit = RangedCommit(-1, ranges, keys, metadata=value.metadata)
+    decided = ranged_commits.decide(position, held, commit, ranged_commits.NO_BOUND, position.topic_id, now_ms)
     return decided if isinstance(decided, ranged_commits.Counted) else None
 
 

@@ -25,7 +25,8 @@ class OffsetRange:
 class KeyRangeOffset:
     """The next offset to read of the keys between two places of the key space, both inclusive (ours).
 
-    Below `offset` every record with a key of the range is processed.
+    Below `offset` every record with a key of the range is processed. -1 says nothing of them: of keys that others have
+    moved on, their owner commits metadata alone.
     """
 
     start: int = int64()

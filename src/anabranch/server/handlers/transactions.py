@@ -210,9 +210,8 @@ def handle_txn_offset_commit(
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
-        if any(ranges_of(it) for topic in part.topics for it in topic.partitions):
-            with contextlib.suppress(ApiError):  # What follows fails, too.
-                broker.groups.shard_of(part.group_id).tell(lambda groups, now_ms: groups.name_ranges(part, now_ms))
+        with contextlib.suppress(ApiError):  # What follows fails, too.
+            broker.groups.shard_of(part.group_id).tell(lambda groups, now_ms: groups.name_ranges(part, now_ms))
         ticket = broker.groups.ticket()
         return submit(
             broker, part.group_id, lambda groups, now_ms: groups.txn_offset_commit(part, caller, ticket, now_ms), refuse

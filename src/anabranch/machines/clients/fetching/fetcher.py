@@ -21,7 +21,7 @@ from anabranch.machines.clients.fetching.values import (
 )
 from anabranch.machines.clients.key_ranges import KeyRanges, Piece, frontier_of, places, share
 from anabranch.machines.key_ranges import union
-from anabranch.machines.keyspace import SPACE_END, Interval
+from anabranch.machines.keyspace import Interval
 
 
 class Fetcher:
@@ -186,13 +186,7 @@ class Fetcher:
         """Note the group's committed offset in an assigned partition; `by_owner`: the owner of all keys is there."""
         partition = self._state.find(tp)
         if partition is not None:
-            if partition.committed is not None and offset < partition.committed:  # A rewind.
-                partition.told = None
-                if by_owner:
-                    partition.passed = partition.gone = None
-            sharing.passed(partition, [(0, SPACE_END, offset)], by_owner=by_owner)
-            partition.committed = offset
-            partition.topic.limits = None
+            sharing.committed_whole(partition, offset, by_owner=by_owner)
 
     def passed(self, tp: TopicPartition, steps: Sequence[Piece]) -> None:
         """Note how far owners of keys have come, where that is not as far as the group has committed; none: it is."""

@@ -24,6 +24,7 @@ from anabranch.machines.clients.key_ranges import (
     NOWHERE,
     KeyRanges,
     Piece,
+    at_least,
     frontier_of,
     lowest,
     pieces,
@@ -157,8 +158,12 @@ def passed(partition: Partition, steps: Sequence[Piece], *, by_owner: bool) -> N
         for start, end, offset in steps:
             partition.passed = raised(partition.passed, (Interval(start, end),), offset)
     elif partition.passed is None and not by_owner:
-        known = partition.committed_by_key if partition.share else None
-        partition.passed = known or frontier_of((), outside=partition.committed or 0)
+        partition.passed = stands(partition)
+
+
+def stands(partition: Partition) -> Frontier:
+    """The group's committed offsets by key, as far as they are known."""
+    return partition.committed_by_key or frontier_of((), outside=partition.committed or 0)
 
 
 def committed(partition: Partition, found: Sequence[Piece], outside: int | None, *, by_owner: bool = True) -> None:
@@ -166,14 +171,38 @@ def committed(partition: Partition, found: Sequence[Piece], outside: int | None,
     passed(partition, found, by_owner=by_owner)
     if outside is None:
         ranges = joined((Interval(start, end) for start, end, _ in found))
-        partition.committed_by_key = set_to(partition.committed_by_key or NOWHERE, ranges, found)
+        partition.committed_by_key = set_to(stands(partition), ranges, found)
     else:
         partition.committed_by_key = frontier_of(found, outside)
     at = lowest(partition.committed_by_key, (SPACE,))
     if partition.committed is not None and at < partition.committed:
-        partition.told = None  # A rewind.
+        rewound(partition)
     partition.committed = at
     partition.topic.limits = None
+
+
+def committed_whole(partition: Partition, offset: int, *, by_owner: bool) -> None:
+    """Note a committed offset, of all keys.
+
+    To commit where the group stands already does not say that an owner has come there, as for the coordinator.
+    """
+    if partition.committed is not None and offset < partition.committed:
+        rewound(partition)
+        partition.committed_by_key = None
+        if by_owner:
+            partition.passed = partition.gone = None
+    if not by_owner or offset != partition.committed:
+        passed(partition, [(SPACE.start, SPACE.end, offset)], by_owner=by_owner)
+    if partition.committed_by_key is not None:
+        partition.committed_by_key = at_least(partition.committed_by_key, offset)
+    partition.committed = offset
+    partition.topic.limits = None
+
+
+def rewound(partition: Partition) -> None:
+    """Forget what was told, of this partition and of others, when the group was further: gates are decided anew."""
+    partition.told = None
+    partition.topic.elsewhere.clear()
 
 
 def processed(partition: Partition, offset: int) -> list[Piece]:
@@ -216,7 +245,7 @@ def said(partition: Partition, offset: int) -> list[Piece]:
     ranges = places(partition.share)
     handed = pieces(raised(known, ranges, position), ranges)
     catches_up = any(at > position for _, _, at in handed)
-    found = partition.committed_by_key or frontier_of((), outside=partition.committed or partition.start or 0)
+    found = frontier_of((), outside=partition.start or 0) if partition.committed is None else stands(partition)
     for start, end, at in handed:
         found = raised(found, (Interval(start, end),), min(offset, at) if catches_up else offset)
     steps = pieces(found, ranges)
