@@ -172,6 +172,8 @@ class PartitionNode:
     controller_epoch: int
     start_offset: int = 0
     """The start offset of a log that must be created: the next offset of the removed partition."""
+    born: int = 0
+    """The leader epoch that its present life began with: 0 of a partition that was never removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +261,7 @@ def put_partition(topic: str, partition: int, node: PartitionNode) -> PutNode:
             "leader_epoch": node.leader_epoch,
             "isr": list(node.isr),
             "start_offset": node.start_offset,
+            "born": node.born,
         },
     )
 
@@ -359,6 +362,7 @@ def read_partition(path: str, data: bytes) -> PartitionNode:
             isr=_same(tuple(raw["isr"])),
             controller_epoch=raw["controller_epoch"],
             start_offset=raw.get("start_offset", 0),
+            born=raw.get("born", 0),
         )
 
 

@@ -99,12 +99,14 @@ def due_node(topic: Topic, partition: int, node: PartitionNode | None, controlle
     if node is None:
         replicas = topic.partitions[partition]
         gone = topic.removed.get(partition)
+        born = 0 if gone is None else gone.leader_epoch + 1
         return PartitionNode(
             leader=replicas[0],
-            leader_epoch=0 if gone is None else gone.leader_epoch + 1,
+            leader_epoch=born,
             isr=replicas,
             controller_epoch=controller_epoch,
             start_offset=0 if gone is None else gone.next_offset,
+            born=born,
         )
     if topic.resize is not None and layout_of(topic, partition) == topic.layouts[-1].number:
         ended = ended_epoch(topic.ended.get(partition, ()), topic.layouts[-2].number)

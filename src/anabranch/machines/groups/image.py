@@ -25,6 +25,18 @@ class Change(NamedTuple):
     """The topics that came, went or changed."""
 
 
+class Life(NamedTuple):
+    """A partition that was removed, and made again."""
+
+    born: int
+    """Tells it from its former lives: ascending, 0 of the first."""
+    begins: int
+    """The offset at which the former life ended: positions below it are of that."""
+
+
+FIRST_LIFE = Life(0, 0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicImage:
     """One topic; a new object whenever anything in it changed."""
@@ -56,6 +68,8 @@ class TopicImage:
     given a record from there on."""
     is_open: Callable[[int], bool] = field(default=lambda _: True)
     """Whether the log of a partition is open: otherwise its start and end are not known, and told as 0."""
+    lives: Mapping[int, Life] = field(default_factory=dict)
+    """Of partitions that were removed, and made again."""
 
     @property
     def was_resized(self) -> bool:
@@ -66,6 +80,10 @@ class TopicImage:
     def first_partitions(self) -> range:
         """The partitions that the topic was created with."""
         return range(self.initial or (len(self.partitions) if self.lineage is None else self.lineage.initial))
+
+    def life(self, partition: int) -> Life:
+        """The present life of a partition."""
+        return self.lives.get(partition, FIRST_LIFE)
 
     @property
     def is_gated(self) -> bool:

@@ -77,7 +77,7 @@ class OffsetFetches(NamedTuple):
         if asked.topics is None:
             listed: dict[str, list[int]] = {}
             for (name, partition), position in sorted(offsets.positions.entries(asked.group_id)):
-                if offsets.is_current(name, position):
+                if offsets.is_current(name, partition, position):
                     listed.setdefault(name, []).append(partition)
             return [(name, id_of(offsets.image, name), partitions) for name, partitions in listed.items()]
         wanted: dict[tuple[str, UUID], Iterable[int]] = {}

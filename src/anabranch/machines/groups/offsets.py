@@ -464,7 +464,7 @@ class Offsets:
     def current(self, group_id: str, topic: str, partition: int) -> Position | None:
         """A group's position in the topic that has the name now."""
         position = self.positions.get(group_id, topic, partition)
-        return position if position is not None and self.is_current(topic, position) else None
+        return position if position is not None and self.is_current(topic, partition, position) else None
 
     def _stands(self, group_id: str, topic: TopicImage, partition: int, base: int = -1) -> Position | None:
         """A group's position, from where clients begin: one that no client has committed is the log start at least.
@@ -489,10 +489,14 @@ class Offsets:
         found = (positions.get((topic.name, number)) for number in topic.readable)
         return any(position is not None and position.topic_id in ids for position in found)
 
-    def is_current(self, topic: str, position: Position) -> bool:
-        """Whether a position is of the topic that has the name now."""
-        now = id_of(self.image, topic)
-        return position.topic_id == NO_TOPIC_ID or now in (position.topic_id, NO_TOPIC_ID)
+    def is_current(self, topic: str, partition: int, position: Position) -> bool:
+        """Whether a position is of the topic that has the name now, and of the partition's present life."""
+        now = self.image.by_name.get(topic)
+        if now is None:
+            return True
+        if position.topic_id not in (NO_TOPIC_ID, now.topic_id):
+            return False
+        return position.offset >= now.life(partition).begins
 
     def delete(
         self, group: Group | None, request: OffsetDeleteRequest, read: frozenset[str] | None

@@ -291,6 +291,8 @@ class GroupTopicStartValue:
     """Whether an owner asked for any other offset then."""
     waited: Sequence[int] = array(int32, tag=2)
     """Partitions that waited at a gate while the group had no committed offset of them."""
+    lives: Sequence[int] = array(int32, tag=3)
+    """In their order, which life of each existed (`PartitionNode.born`); none where all were the first."""
 
 
 @message(versions="10001")

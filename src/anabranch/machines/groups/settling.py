@@ -4,7 +4,7 @@
     a group unsubscribes from a topic   ->  its beginning: a resize may follow while nothing else tells of the group
     a topic is resized                  ->  positions of all groups that subscribe to it, or have committed offsets;
                                             others have them written when they subscribe again
-    the shard is loaded                 ->  the same for groups with members, as the resize may have come before
+    the shard is loaded                 ->  the same, as a resize may have come before: right before the broker ended
 
 Groups are settled a few at a time, and a large topic in several decisions: a shard may have many, and what is written
 is found by the next decision. A classic group is settled whole before its next generation is handed out. Until its turn
@@ -132,8 +132,7 @@ class Settling:
         ]
         if changed:
             self._topics.update(dict.fromkeys(changed))
-            self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
-            self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
+            self._leave_all()
         again = [self._unopened.pop(name) for name in differing if name in self._unopened]
         for groups in again:  # A log may be open again.
             self._left.update(dict.fromkeys(groups))
@@ -141,16 +140,23 @@ class Settling:
             self._some(draft, now_ms)
 
     def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """Begin to settle the groups with members."""
-        if not self._groups:
-            return  # Most shards, for which a look at each topic would be long, too.
+        """Begin to settle all groups, those with members first."""
         for group in self._groups.values():
             self.look(group)
+        self._leave_all()
+        if not self._left:
+            return  # Most shards, for which a look at each topic would be long, too.
         resized = [name for name, topic in self._offsets.image.by_name.items() if topic.was_resized]
         if resized:
             self._topics.update(dict.fromkeys(resized))
-            self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
             self._some(draft, now_ms)
+        else:
+            self._left.clear()
+
+    def _leave_all(self) -> None:
+        """Have all groups settled, also those that only have offsets."""
+        self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
+        self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
 
     def is_owed(self, group_id: str, name: str, number: int, now_ms: int) -> bool:
         """Whether a group is told to ask again for its position in a partition: it is to be given one, and has none.
@@ -210,6 +216,7 @@ class Settling:
             if settled >= PARTITIONS_AT_A_TIME:
                 break
             del self._left[group_id]
+            settled += self._offsets.positions.unread_count(group_id)
             subscribed = self._subscribed_before_or_now(self._groups.get(group_id))
             for topic in topics:
                 if topic.name in subscribed or self._offsets.has_begun(group_id, topic):

@@ -7,11 +7,11 @@ itself (ordering.md, section 8). A group without a record began while the topic 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 from uuid import UUID
 
-from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.groups.image import FIRST_LIFE, TopicImage
 from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord, GroupTopicStartKey, GroupTopicStartValue
 
@@ -28,6 +28,20 @@ class Start(NamedTuple):
     """Whether the reset of an owner asked for any other offset."""
     waited: frozenset[int] = frozenset()
     """The partitions that waited at a gate while the group had no committed offset of them."""
+    lives: Mapping[int, int] = {}
+    """Which life of a partition existed, where that was not the first (`image.Life.born`)."""
+
+    def has(self, topic: TopicImage, partition: int) -> bool:
+        """Whether a partition existed then, in the life that it has now."""
+        return partition in self.ends and self.lives.get(partition, 0) == topic.life(partition).born
+
+    def trimmed(self, topic: TopicImage) -> Start:
+        """The same without partitions that are no more: one that is made again appeared later."""
+        ends = {number: end for number, end in self.ends.items() if topic.has(number) and self.has(topic, number)}
+        if len(ends) == len(self.ends):
+            return self
+        lives = {number: born for number, born in self.lives.items() if number in ends}
+        return Start(ends, self.latest & ends.keys(), self.other, self.waited & ends.keys(), lives)
 
 
 class Starts:
@@ -48,7 +62,8 @@ class Starts:
             known.pop(key.topic_id, None)
         else:
             ends = dict(zip(value.partitions, value.ends, strict=True))
-            known[key.topic_id] = Start(ends, frozenset(value.latest), value.other, frozenset(value.waited))
+            lives = {number: born for number, born in zip(value.partitions, value.lives, strict=False) if born}
+            known[key.topic_id] = Start(ends, frozenset(value.latest), value.other, frozenset(value.waited), lives)
         if not known:
             del self._of[key.group_id]
 
@@ -63,17 +78,19 @@ class Starts:
     def existed(self, group_id: str, topic: TopicImage, partition: int) -> bool:
         """Whether a partition existed when the group first subscribed to its topic."""
         start = self.get(group_id, topic.topic_id)
-        return partition in (topic.first_partitions if start is None else start.ends)
+        if start is None:
+            return partition in topic.first_partitions and topic.life(partition) == FIRST_LIFE
+        return start.has(topic, partition)
 
     def noted_end(self, group_id: str, topic: TopicImage, partition: int) -> int:
         """The log end of a partition when the group began; -1 where it was not noted."""
         start = self.get(group_id, topic.topic_id)
-        return NOT_NOTED if start is None else start.ends.get(partition, NOT_NOTED)
+        return start.ends[partition] if start is not None and start.has(topic, partition) else NOT_NOTED
 
     def waited(self, group_id: str, topic: TopicImage, partition: int) -> bool:
         """Whether a partition is known to have waited at a gate while the group had no committed offset of it."""
         start = self.get(group_id, topic.topic_id)
-        return start is not None and partition in start.waited
+        return start is not None and partition in start.waited and start.has(topic, partition)
 
     def reads_from_end(
         self, group_id: str, topic_id: UUID, has_committed: Callable[[int], bool], *, stands_late: bool
@@ -112,16 +129,16 @@ class Starts:
         start = self.get(group_id, topic.topic_id)
         existing = topic.readable
         if start is None:
-            first = topic.first_partitions
+            lives = {number: life.born for number, life in topic.lives.items() if not begun and topic.has(number)}
             ends = (
-                {number: NOT_NOTED for number in existing if number in first}
+                {number: NOT_NOTED for number in existing if self.existed(group_id, topic, number)}
                 if begun
                 else {number: topic.log_end(number) for number in existing}
             )
-            yield start_record(group_id, topic.topic_id, Start(ends))
+            yield start_record(group_id, topic.topic_id, Start(ends, lives=lives))
         else:
             yield from self.trim(group_id, topic)
-            ends = {number: end for number, end in start.ends.items() if topic.has(number)}
+            ends = start.trimmed(topic).ends
         if len(ends) < len(existing):
             for number in existing:
                 if number not in ends and lacks(number):
@@ -131,11 +148,9 @@ class Starts:
                     yield position_record(group_id, topic.name, number, position)
 
     def trim(self, group_id: str, topic: TopicImage) -> Iterator[CoordinatorRecord]:
-        """Drop removed partitions from a beginning: one that is made again appeared later."""
+        """Drop removed partitions from a beginning."""
         start = self.get(group_id, topic.topic_id)
-        if start is not None and not all(map(topic.has, start.ends)):
-            ends = {number: end for number, end in start.ends.items() if topic.has(number)}
-            kept = start._replace(ends=ends, latest=start.latest & ends.keys(), waited=start.waited & ends.keys())
+        if start is not None and (kept := start.trimmed(topic)) is not start:
             yield start_record(group_id, topic.topic_id, kept)
 
     def of_topics_gone(self, topic_ids: Iterable[UUID]) -> Iterator[CoordinatorRecord]:
@@ -162,5 +177,6 @@ def start_record(group_id: str, topic_id: UUID, start: Start | None) -> Coordina
         latest=sorted(start.latest),
         other=start.other,
         waited=sorted(start.waited),
+        lives=[start.lives.get(number, 0) for number in start.ends] if start.lives else [],
     )
     return CoordinatorRecord(key, value)

@@ -16,7 +16,7 @@ from itertools import islice
 
 from anabranch.machines.controller.configs import TOPIC_CONFIGS, effective
 from anabranch.machines.controller.nodes import Topic
-from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.image import Image, Life, TopicImage
 from anabranch.server.cluster.lineages import lineage_prepared
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView, TopicSnapshot
@@ -136,6 +136,11 @@ class Images:
             highest_count=1 + max(count - 1, max(topic.topic.partitions, default=0), *topic.topic.removed),
             accepts_ranges=ranges,
             initial=initial,
+            lives={
+                number: Life(node.born, node.start_offset)
+                for number in (visible if initial else ())
+                if (node := topic.nodes[number]).born or node.start_offset
+            },
         )
         return image, complete
 

@@ -181,7 +181,7 @@ def find_member(
         raise ApiError(
             ErrorCode.FENCED_INSTANCE_ID, f"Instance id {instance_id} belongs to member {present} now, not {member_id}."
         )
-    if member.epoch != LEFT_FOR_A_WHILE:
+    if member.epoch != LEFT_FOR_A_WHILE and member.described.classic is None:
         raise ApiError(
             ErrorCode.UNRELEASED_INSTANCE_ID,
             f"Instance id {instance_id} is in use by member {present}, which has not left yet.",
