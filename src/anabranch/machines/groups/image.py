@@ -86,6 +86,19 @@ class TopicImage:
         return self.lives.get(partition, FIRST_LIFE)
 
     @property
+    def reopened(self) -> range:
+        """The partitions that have retired and come back, and others between them: as far as layouts are known."""
+        high = top = 0
+        low: int | None = None
+        for count in () if self.lineage is None else self.lineage.counts:
+            if low is not None and count > low:
+                top = max(top, count)
+            if count < high:
+                low = count if low is None else min(low, count)
+            high = max(high, count)
+        return range(low or 0, top)
+
+    @property
     def is_gated(self) -> bool:
         """Whether partitions may wait for others."""
         return self.lineage is not None and self.lineage.current > 0

@@ -250,7 +250,10 @@ class Settling:
         def lacks(number: int) -> bool:
             return (topic.name, number) not in written and self._lacks(group_id, topic, number)
 
-        records = self._starts.settle(group_id, topic, lacks, now_ms, begun=begun)
+        def is_emptied(number: int) -> bool:
+            return (topic.name, number) not in written and self._is_emptied(group_id, topic, number)
+
+        records = self._starts.settle(group_id, topic, lacks, is_emptied, now_ms, begun=begun)
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None
@@ -294,6 +297,17 @@ class Settling:
             return True
         self._topics[topic.name] = None
         return False
+
+    def _is_emptied(self, group_id: str, topic: TopicImage, number: int) -> bool:
+        """Whether all that a group had left to read in a partition is gone: it goes on with what came since then.
+
+        Its clients would take that for an offset out of range, and one that reads from the end would skip what came.
+        """
+        position = self._offsets.current(group_id, topic.name, number)
+        if position is None or position.frontier is not None or not topic.is_open(number):
+            return False
+        is_stable = not self._offsets.positions.unstable(group_id, topic.name, number)
+        return position.is_begun and position.offset < topic.log_start(number) and is_stable
 
     def _subscribed_before_or_now(self, group: Group | None) -> frozenset[str]:
         """The topics of a group, and those of a classic group's last generation: between two it may not be readable.

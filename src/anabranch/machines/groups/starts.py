@@ -115,13 +115,15 @@ class Starts:
         group_id: str,
         topic: TopicImage,
         lacks: Callable[[int], bool],
+        is_emptied: Callable[[int], bool],
         now_ms: int,
         *,
         begun: bool,
     ) -> Iterator[CoordinatorRecord]:
         """Write down where a group begins in a resized topic, and its positions in partitions that appeared later.
 
-        `lacks`: whether a partition has no position, and one is to be written if it appeared later. `begun`: the group
+        `lacks`: whether a partition has no position, and one is to be written if it appeared later. `is_emptied`:
+        whether one that has come back after it retired was emptied before the group had read it. `begun`: the group
         subscribed to the topic, or committed offsets in it, before.
         """
         if not topic.was_resized:
@@ -139,9 +141,10 @@ class Starts:
         else:
             yield from self.trim(group_id, topic)
             ends = start.trimmed(topic).ends
-        if len(ends) < len(existing):
+        reopened = topic.reopened
+        if reopened or len(ends) < len(existing):
             for number in existing:
-                if number not in ends and lacks(number):
+                if (number not in ends and lacks(number)) or (number in reopened and is_emptied(number)):
                     position = Position(
                         topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False
                     )
