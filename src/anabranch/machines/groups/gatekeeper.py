@@ -519,7 +519,8 @@ class Gatekeeper:
         is_left = made is not None and number in made.left
         until = None if is_left else self._is_given_until(gates, made, number, member_id)
         log_end = topic.log_end(number)
-        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until)
+        division = dict(group.sharers[at]) if isinstance(group, ConsumerGroup) and is_shared else None
+        moved = standing.look(at, done, position, timed, now_ms, log_end=log_end, until=until, division=division)
         if stall is not None and at not in standing.stalls:
             gates.outdate([at[0]])
         if moved and made is not None:

@@ -98,6 +98,8 @@ class Watch:
     """Where the owner's own next closed gate is: it is given nothing from there on."""
     unwanted_ms: int | None = None
     """The time since which nothing waits for the partition; None while something does."""
+    division: object = None
+    """Which members have which of its keys; None of one that is not shared."""
 
     def begin(self, since_ms: int, log_end: int) -> None:
         """Have the time of the owner begin anew."""
@@ -292,9 +294,11 @@ class Standing:
         *,
         log_end: int,
         until: int | None = None,
+        division: object = None,
     ) -> bool:
         """Note the position of a watched partition; whether it, or its owner, is another than at the last look.
 
+        So is the owner of one that is shared when any of its keys have moved: their next owner has time for them.
         `until`: the owner's own next closed gate; None while that is not decided. When it is further on, the time for
         the records before it begins. While the owners' time stands still nobody knows the next owner; that of the
         former one goes on if that is the next one, too.
@@ -303,14 +307,14 @@ class Standing:
         if self.still_ms is not None:
             owner = "" if watch is None else watch.owner
         if watch is None:
-            self.watches[at] = Watch(owner, raw, time_ms, position, now_ms, position, log_end)
+            self.watches[at] = Watch(owner, raw, time_ms, position, now_ms, position, log_end, division=division)
         elif until is not None and until > watch.until:
             watch.begin(time_ms, log_end)
         self.watches[at].until = self.watches[at].until if until is None else until
         if watch is None:
             return True
-        if (watch.owner, watch.raw) != (owner, raw):
-            watch.owner, watch.raw = owner, raw
+        if (watch.owner, watch.raw, watch.division) != (owner, raw, division):
+            watch.owner, watch.raw, watch.division = owner, raw, division
             watch.begin(time_ms, log_end)
             self.stalls.pop(at, None)
         elif watch.position == position:
