@@ -158,12 +158,13 @@ class RangedGroup:
         offset: int = -1,
         member: str = "",
         epoch: int = -1,
+        metadata: str = "",
     ) -> Any:
         """TxnOffsetCommit: the answer to the partition, or the ticket under which it will be in `answers`."""
         part = TxnOffsetCommitRequestPartition(
             partition_index=0,
             committed_offset=offset,
-            committed_metadata="",
+            committed_metadata=metadata,
             offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
             key_range_offsets=list(shares),
         )
@@ -204,12 +205,13 @@ class RangedGroup:
         epoch: int = -1,
         partition: int = 0,
         topic: str = "foo",
+        metadata: str = "",
     ) -> Any:
         """OffsetCommit; the answer to the partition."""
         part = OffsetCommitRequestPartition(
             partition_index=partition,
             committed_offset=offset,
-            committed_metadata="",
+            committed_metadata=metadata,
             offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
             key_range_offsets=list(shares),
         )

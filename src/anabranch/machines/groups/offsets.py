@@ -349,16 +349,15 @@ class Offsets:
     ) -> Answered:
         """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
 
-        Where the transaction itself has committed an offset before, its ranges go with that, and need no name. Where
-        another one has, what they go with is not known before that has ended; nor does an offset wait together with
-        ranges of others (`_commit_plain`): whichever came last would take the place of the other.
+        Where the transaction itself has committed an offset before, its ranges go with that. Where another one has,
+        what they go with is not known before that has ended; nor does an offset wait together with ranges of others
+        (`_commit_plain`): whichever came last would take the place of the other.
         """
         index = part.partition_index
-        before = self._stands(group_id, topic, index, part.committed_offset)
         if self.positions.unstable(group_id, topic.name, index, but=producer_id):
             return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=ANOTHER_TRANSACTION)
-        if (before is None or not before.ranges_since) and self.positions.unstable(group_id, topic.name, index):
-            before = before or Position(topic.log_start(index), topic_id=topic.topic_id)
+        before = self.positions.pending(group_id, topic.name, index, producer_id)
+        before = before or self._stands(group_id, topic, index, part.committed_offset)
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit

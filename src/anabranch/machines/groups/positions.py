@@ -140,6 +140,11 @@ class Positions:
         pending = self._pending_in.get(group_id, {}).get((topic, partition), {})
         return len(pending) > (but in pending)
 
+    def pending(self, group_id: str, topic: str, partition: int, producer_id: int) -> Position | None:
+        """The position that the open transaction of a producer has committed."""
+        found = self._pending.get(producer_id, {}).get(group_id, {}).get((topic, partition))
+        return None if found is None else _position(found[1])
+
     def has_pending(self, group_id: str) -> bool:
         """Whether an open transaction has committed anything for the group."""
         return group_id in self._pending_in

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import BEGUN_HERE, OFFSET_NOT_SAID
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member, MemberMetadata
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import RangesRepeated
 from anabranch.machines.groups.ranged import ASSIGNED_ANEW_MS, TooManyRanges
 from anabranch.machines.groups.ranged_commits import REFRESHED_AFTER_MS
 from anabranch.machines.groups.records import IndividualCommitKey, OffsetCommitKey, decode_record
-from anabranch.machines.keyspace import SPACE_END
+from anabranch.machines.keyspace import SPACE, SPACE_END
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -175,6 +175,60 @@ def test_a_plain_commit_says_how_far_the_owner_of_all_keys_has_come() -> None:
     assert passed(group) == (12, {0: 12})
     assert group.committed(3, member="one", epoch=3) == 3
     assert passed(group) == (3, {}), "a rewind"
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_plain_commit_of_where_the_group_stands_does_not_say_that_its_member_has_come_there(
+    in_transaction: bool,
+) -> None:
+    group = RangedGroup()
+    group.committed(5)
+    group.committed(ranges=[(5, 9)])
+    member(group, one=3)
+    if in_transaction:
+        group.commit_later(1, offset=10, member="one", epoch=3, metadata="said")
+        group.end(1, committed=True)
+    else:
+        group.committed(10, member="one", epoch=3, metadata="said")
+    assert passed(group) == (5, {0: 5}) and group.fetched().metadata == "said"
+
+
+def test_metadata_alone_can_be_committed_for_ranges_of_keys() -> None:
+    group = RangedGroup()
+    group.committed(5)
+    group.committed(ranges=[(5, 9)])
+    assert group.committed(shares=[keys(0, 3, OFFSET_NOT_SAID)], metadata="said") == 10
+    assert passed(group) == (5, {0: 5}) and group.fetched().metadata == "said"
+    group.commit_later(1, shares=[keys(0, 3, OFFSET_NOT_SAID)], metadata="again")
+    group.end(1, committed=True)
+    assert passed(group) == (5, {0: 5}) and group.fetched().metadata == "again"
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("before", [None, 5])
+def test_a_commit_of_where_a_reader_began_does_not_say_that_it_has_come_there(by_key: bool, before: int | None) -> None:
+    group = RangedGroup()
+    if before is not None:
+        group.committed(before)
+    shares = [keys(0, 7, 40)] if by_key else []
+    group.committed(-1 if by_key else 40, shares=shares, metadata=BEGUN_HERE)
+    came = before if before is not None and by_key else 0
+    assert passed(group)[0] == came and not group.fetched().metadata
+    assert group.coordinator.positions.get("g", "foo", 0).stands.lowest(SPACE) == 40  # type: ignore[union-attr]
+    group.load()
+    assert passed(group)[0] == came
+    group.committed(-1 if by_key else 45, shares=[keys(0, 7, 45)] if by_key else [])
+    assert passed(group)[0] == 45, "the gate was open: what is behind it is committed"
+
+
+def test_so_does_a_member_that_was_made_to_begin_behind_a_committed_offset() -> None:
+    group = RangedGroup()
+    group.committed(5)
+    member(group, one=3)
+    group.committed(40, member="one", epoch=3, metadata=BEGUN_HERE)
+    assert passed(group) == (5, {0: 5}) and group.fetched().committed_offset == 40
+    group.committed(45, member="one", epoch=3)
+    assert passed(group) == (45, {})
 
 
 def test_ranges_that_are_compared_with_a_position_after_a_crash_say_nothing_of_owners() -> None:
