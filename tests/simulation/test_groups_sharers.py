@@ -35,6 +35,8 @@ def test_whatever_fails_every_key_has_one_owner_and_is_read_in_order(first: int)
         pytest.param(2_024_884, id="the log ended with a marker where its leader said that the next record is"),
         pytest.param(2_025_612, id="a gate opens by time where an owner of all keys is not equally far in them"),
         pytest.param(2_030_105, id="a member with all keys commits them at several offsets"),
+        pytest.param(2_040_105, id="keys come and go before a member that has committed nothing has read any of them"),
+        pytest.param(3_050_728, id="a sharer that stands still is given more keys"),
     ],
 )
 def test_a_life_that_ended_badly_ends_well(seed: int) -> None:

@@ -219,6 +219,28 @@ def test_the_time_of_a_sharer_begins_anew_when_it_commits(*, other_stands_still:
     assert set(world.owners()) == {0}
 
 
+def test_the_time_of_a_sharer_begins_anew_when_it_is_given_more_keys() -> None:
+    """It has not had them for as long, and their owner before was not idle for all that is known."""
+    world = shared_world("A", "B")
+    beat(world)
+    (shared,) = world.owners().values()
+    assert set(shared) == {"A", "B"}
+    began = world.now_ms
+    while world.now_ms < began + 40_000:
+        beat(world)
+    world.leave_group("B")
+    beat(world)
+    assert set(world.owners()[0]) == {"A"}
+    began = world.now_ms
+    while world.now_ms < began + 50_000:
+        assert set(world.owners()) == {0}, "there was time left"
+        beat(world)
+    while set(world.owners()) == {0}:
+        assert world.now_ms < began + 70_000, "members wait for one that stands still"
+        beat(world)
+    world.check()
+
+
 def test_what_the_owner_of_a_partition_has_told_does_not_count_when_others_have_a_part_of_it() -> None:
     """It commits nothing of what it gives up: the others read that again, and partition 1 waits for them."""
     world = shared_world("A")

@@ -67,13 +67,14 @@ def take(state: FetchingState, partition: Partition, keys: KeyRanges) -> bool:
 
 
 def _go_to_floor(partition: Partition, keys: KeyRanges) -> None:
-    """Pass over what none of the keys is read in."""
+    """Pass over what none of the keys is read in. The member has begun where it has: others are to read that."""
     if partition.position is not None and partition.floor is not None:
-        first = lowest(partition.floor, keys)
+        first, began, handed_end = lowest(partition.floor, keys), partition.start, partition.handed_end
         if first > partition.position:
             partition.held.clear()
             partition.held_size = 0
             partition.stand(first)
+            partition.start, partition.handed_end = began, handed_end
 
 
 def begin(partition: Partition, steps: Sequence[Piece], offset: int) -> int:

@@ -279,3 +279,35 @@ def test_a_member_that_begins_elsewhere_says_where(how: str) -> None:
     offset = found.position(TP)
     assert offset == (3 if how == "rewound" else 6)
     assert found.has_gone(TP, offset) and found.to_commit(TP, offset) == []
+
+
+def test_a_member_has_begun_where_it_has_when_keys_that_it_read_nothing_of_are_taken_away_again() -> None:
+    """A group that has committed nothing begins there: also with those keys, at whoever is given them."""
+    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
+    found.grant([(TP, UUID(int=1))], {TP: (LOW,)})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.begin(TP, offset=0)
+    answer(found, filtered_to=40)
+    assert not found.deliverable() and found.position(TP) == 40
+    found.grant([(TP, UUID(int=1))], {TP: (HIGH,)})
+    found.arrive(TP, None, (), 40)
+    assert found.position(TP) == 0
+    found.withdraw([TP], {TP: (HIGH,)})
+    assert found.position(TP) == 40 and found.first_position(TP) == 0
+    found.grant([(TP, UUID(int=1))], {TP: (HIGH,)})
+    found.arrive(TP, None, (), 40)
+    assert found.position(TP) == 0
+
+
+def test_keys_that_a_member_does_not_have_stand_where_the_group_does() -> None:
+    found = Fetcher(FetcherSettings(auto_offset_reset="earliest"))
+    found.grant([(TP, UUID(int=1))], {})
+    found.topic_known(TopicView("t", UUID(int=1), Lineage.flat(1), {0: 1}, {0: 0}, elastic=True), 0)
+    found.committed(TP, 20)
+    found.passed(TP, ((0, 99, 20), (100, SPACE_END, 10)))
+    found.begin(TP, offset=20)
+    assert found.to_commit(TP, 20) == [(0, 99, 20)]
+    found.committed_by_key(TP, [(0, 99, 20)])
+    assert found.to_commit_as_said(TP, 5) == [], "a rewind is one of all keys"
+    found.committed(TP, 5)
+    assert found.to_commit(TP, 20) == [], "one offset: all keys are the member's again"
