@@ -326,4 +326,6 @@ class Settling:
 
 
 def _partitions(topic: TopicImage | None) -> object:
-    return None if topic is None else (topic.topic_id, topic.was_resized, topic.readable)
+    if topic is None:
+        return None
+    return topic.topic_id, topic.was_resized, topic.readable, len(topic.partitions), topic.lives

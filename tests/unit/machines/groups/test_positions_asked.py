@@ -84,9 +84,9 @@ class Asking(GroupWorld):
             return self.answers.get(ticket, ticket)  # type: ignore[no-any-return]
         return answer
 
-    def commit(self, member: str, epoch: int, partition: int, offset: int) -> None:
+    def commit(self, member: str, epoch: int, partition: int, offset: int, group: str = GROUP) -> None:
         request = OffsetCommitRequest(
-            group_id=GROUP,
+            group_id=group,
             member_id=member,
             generation_id_or_member_epoch=epoch,
             topics=[

@@ -1,7 +1,7 @@
 """Transactions of several producers that commit in one partition: offsets, and ranges, of which none is lost.
 
-An offset is a state of all keys, and ranges are a change. What one transaction has said must not be overtaken by what is
-made of another one's when that ends: so an offset waits for ranges of others, and ranges for an offset of others.
+An offset is a state of all keys, and ranges are a change. What one transaction has said must not be overtaken by what
+is made of another one when that ends: so an offset waits for ranges of others, and ranges for an offset of others.
 """
 
 from __future__ import annotations

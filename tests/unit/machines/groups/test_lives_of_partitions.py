@@ -1,0 +1,142 @@
+"""Partitions that were removed and made again: what a group knew of a former life says nothing of the present one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from anabranch.machines.groups.image import Image, Life
+from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
+from tests.support.groups import GROUP
+from tests.unit.machines.groups.test_positions_asked import Asking
+from tests.unit.machines.groups.test_starts import FOO, Topic, committed
+
+NUMBER = 1
+"""The partition that is removed and made again."""
+BORN = 4
+
+
+def shrunk(topic: Topic) -> Image:
+    """The topic without its last partition, which was removed."""
+    topic.resize(NUMBER)
+    image = topic.image()
+    return replace(image, by_name={"foo": replace(image.by_name["foo"], retiring=())})
+
+
+def made_again(topic: Topic, begins: int) -> Image:
+    """The topic with that partition again, whose new log goes on at an offset."""
+    topic.starts[NUMBER] = begins
+    topic.ends[NUMBER] = max(begins, topic.ends.get(NUMBER, 0))
+    topic.resize(NUMBER + 1)
+    image = topic.image()
+    return replace(image, by_name={"foo": replace(image.by_name["foo"], lives={NUMBER: Life(BORN, begins)})})
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+@pytest.mark.parametrize("has_members", [False, True])
+def test_a_position_of_a_former_life_is_none(*, is_seen: bool, has_members: bool) -> None:
+    """The group goes on where the present life begins, whatever the resets of its clients say."""
+    topic = Topic(NUMBER + 1, ordered=False)
+    topic.ends = {0: 3, NUMBER: 10}
+    world = Asking(topic.image())
+    epoch = world.join("A").member_epoch if has_members else -1
+    member = "A" if has_members else ""
+    world.commit(member, epoch, 0, 3)
+    world.commit(member, epoch, NUMBER, 5)
+    gone = shrunk(topic)
+    if is_seen:
+        world.set_topics(gone)
+    world.set_topics(made_again(topic, 10))
+    assert committed(world) == {0: 3, NUMBER: 10}
+    world.reload()
+    assert committed(world) == {0: 3, NUMBER: 10}
+
+
+def test_a_position_at_the_end_of_a_former_life_is_one_of_the_present_one() -> None:
+    topic = Topic(NUMBER + 1, ordered=False)
+    topic.ends = {0: 3, NUMBER: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, NUMBER, 10)
+    before = world.coordinator.positions.get(GROUP, "foo", NUMBER)
+    world.set_topics(shrunk(topic))
+    world.set_topics(made_again(topic, 10))
+    assert world.coordinator.offsets.current(GROUP, "foo", NUMBER) == before
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_partition_that_existed_in_a_former_life_appeared_later(*, is_noted: bool) -> None:
+    """Nothing was ever written to it: where logs begin and end tells no life from another."""
+    topic = Topic(NUMBER + 1, ordered=False)
+    world = Asking(topic.image())
+    if is_noted:  # The group begins in a topic that was resized already.
+        topic.resize(NUMBER)
+        world.set_topics(topic.resize(NUMBER + 1))
+    world.commit("", -1, 0, 3)
+    world.join("A")
+    starts, foo = world.coordinator.keeper.starts, world.image.by_name["foo"]
+    assert starts.existed(GROUP, foo, NUMBER)
+    again = made_again(topic, 0)
+    world.set_topics(again)
+    assert not starts.existed(GROUP, again.by_name["foo"], NUMBER)
+    assert committed(world) == {0: 3, NUMBER: 0}, "it begins at its log start for every client"
+    world.reload()
+    assert committed(world) == {0: 3, NUMBER: 0}
+
+
+def test_a_group_that_begins_in_a_later_life_existed_with_that() -> None:
+    topic = Topic(NUMBER + 1, ordered=False)
+    world = Asking(topic.image())
+    world.set_topics(shrunk(topic))
+    again = made_again(topic, 0)
+    world.set_topics(again)
+    world.join("A")
+    foo = again.by_name["foo"]
+    assert world.coordinator.keeper.starts.existed(GROUP, foo, NUMBER)
+    world.reload()
+    assert world.coordinator.keeper.starts.existed(GROUP, foo, NUMBER)
+    assert committed(world) == {}, "where it begins is what its clients say"
+    later = replace(foo, lives={NUMBER: Life(BORN + 2, 0)})
+    assert not world.coordinator.keeper.starts.existed(GROUP, later, NUMBER)
+    world.check()
+
+
+def test_a_partition_that_was_emptied_before_it_came_back_goes_on_with_what_came_since() -> None:
+    topic = Topic(1)
+    topic.resize(2)
+    topic.ends = {0: 3, 1: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.commit("", -1, 1, 5)
+    topic.starts[1] = 10
+    world.set_topics(topic.resize(1))
+    assert committed(world) == {0: 3, 1: 5}, "retired, not back"
+    world.set_topics(topic.resize(2))
+    assert committed(world) == {0: 3, 1: 10}
+
+
+def test_what_retention_deletes_of_a_partition_that_never_retired_is_left_to_the_client() -> None:
+    topic = Topic(2)
+    topic.ends = {0: 3, 1: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 1)
+    world.commit("", -1, 1, 5)
+    topic.starts = {0: 3, 1: 10}
+    world.set_topics(topic.resize(3))
+    assert committed(world) == {0: 1, 1: 5, 2: 0}
+
+
+def test_groups_without_members_are_settled_when_the_shard_is_loaded() -> None:
+    """The broker ended right behind the resize: no change of the topics follows."""
+    topic = Topic(1)
+    world = Asking(topic.image())
+    groups = [f"g{number:03}" for number in range(GROUPS_AT_A_TIME + 5)]
+    for group in groups:
+        world.commit("", -1, 0, 3, group)
+    world.image = topic.resize(2)
+    world.reload()
+    positions = world.coordinator.positions
+    assert sum(positions.get(group, "foo", 1) is not None for group in groups) == GROUPS_AT_A_TIME
+    world.advance(100)
+    assert all(positions.get(group, "foo", 1) is not None for group in groups)
+    assert FOO in world.coordinator.offsets.image.by_id
