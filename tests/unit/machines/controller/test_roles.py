@@ -8,7 +8,15 @@ from uuid import UUID
 import pytest
 
 from anabranch.machines.controller.layouts import EpochRun, Layout
-from anabranch.machines.controller.nodes import PartitionNode, Phase, Removed, Resize, Topic
+from anabranch.machines.controller.nodes import (
+    PartitionNode,
+    Phase,
+    Removed,
+    Resize,
+    Topic,
+    put_partition,
+    read_partition,
+)
 from anabranch.machines.controller.roles import due_node, layout_of, phase_of, phases, role_of
 
 
@@ -63,5 +71,6 @@ def test_a_partition_that_changes_starts_one_epoch_and_asking_again_starts_no_ot
 def test_a_partition_that_is_made_again_goes_on_where_its_earlier_life_ended() -> None:
     topic = resizing(2, 4, Phase.OPEN, removed={3: Removed(next_offset=90, leader_epoch=6)})
     fresh, again = due_node(topic, 2, None, 1), due_node(topic, 3, None, 1)
-    assert (fresh.start_offset, fresh.leader_epoch) == (0, 0)
-    assert (again.start_offset, again.leader_epoch) == (90, 7)
+    assert (fresh.start_offset, fresh.leader_epoch, fresh.born) == (0, 0, 0)
+    assert (again.start_offset, again.leader_epoch, again.born) == (90, 7, 7)
+    assert read_partition("", put_partition("t", 3, again).data) == again

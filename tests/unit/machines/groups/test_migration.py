@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.join_group import JoinGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment, SyncGroupResponse
 from tests.support.groups import GROUP, GroupWorld, assigned, assignment, subscription, topics
@@ -250,6 +252,28 @@ def test_a_group_that_cannot_move_says_why() -> None:
     refused = world.beat("N", 0, "", topics=["foo"], rebalance_timeout_ms=1)
     assert refused.error_code == ErrorCode.GROUP_ID_NOT_FOUND
     assert "protocol type is 'connect'" in (refused.error_message or "")
+
+
+def test_a_static_member_comes_back_under_the_other_protocol_while_its_session_lasts() -> None:
+    """It leaves no group when it ends, as a static member of the classic protocol must not."""
+    world = GroupWorld(topics(foo=2))
+    ticket = world.join_classic("", {"range": subscription("foo")}, instance="i", session_timeout_ms=1_800_000)
+    world.advance(3 * world.settings.initial_rebalance_delay_ms)
+    joined = ticket if isinstance(ticket, JoinGroupResponse) else world.answers[ticket]
+    given = [SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0 foo-1"))]
+    world.sync_classic(joined.member_id, joined.generation_id, given)
+    answer = world.join("N", instance_id="i")
+    assert world.named(world.group.members["N"].assigned) == "foo-0 foo-1" and list(world.group.members) == ["N"]
+    request = HeartbeatRequest(
+        group_id=GROUP, generation_id=joined.generation_id, member_id=joined.member_id, group_instance_id="i"
+    )
+    late = world.submit(lambda machine: machine.heartbeat(request, Caller(version=4), world.now_ms))
+    assert late.error_code == ErrorCode.FENCED_INSTANCE_ID
+    refused = world.beat("M", 0, "", topics=["foo"], rebalance_timeout_ms=1, instance_id="i")
+    assert refused.error_code == ErrorCode.UNRELEASED_INSTANCE_ID, "members of the new protocol say when they leave"
+    world.advance(40_000)
+    assert world.beat("N", answer.member_epoch).error_code == ErrorCode.NONE
+    world.check()
 
 
 def test_the_policy_may_forbid_to_move() -> None:

@@ -11,6 +11,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching import Fetcher, FetcherSettings, FetchResult, TopicView
 from anabranch.machines.clients.fetching.values import Fetched
+from anabranch.machines.keyspace import SPACE_END
 from anabranch.machines.lineage import Lineage
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -188,6 +189,27 @@ def test_a_rewind_by_key_takes_the_coordinators_word_back() -> None:
     assert fetcher.needs() == {}
     fetcher.committed_by_key(P0, [], 0)
     assert fetcher.needs() == {P0: 10} and fetcher.known(P0) is None
+
+
+def test_a_rewind_asks_anew_how_far_others_are() -> None:
+    """They may have gone back, too, while the gate was open and nobody asked."""
+    fetcher = member(GREW, p1=0)
+    fetcher.told(P0, 10)
+    fetcher.committed(P1, 20)
+    assert fetcher.needs() == {}
+    fetcher.committed(P1, 0)
+    assert fetcher.needs() == {P0: 10} and fetcher.known(P0) is None and spans(fetcher) == {}
+
+
+def test_a_commit_of_where_the_group_stands_does_not_say_that_its_member_has_come_there() -> None:
+    fetcher = member(GREW, p1=3)
+    fetcher.committed(P1, 3)
+    fetcher.passed(P1, ((0, SPACE_END, 0),))
+    assert fetcher.needs() == {P0: 10}
+    fetcher.committed(P1, 3)
+    assert fetcher.needs() == {P0: 10}, "metadata was committed with it"
+    fetcher.committed(P1, 4)
+    assert fetcher.needs() == {}
 
 
 def test_time_opens_a_gate_no_further_than_it_was_asked_for() -> None:
