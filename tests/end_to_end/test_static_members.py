@@ -113,8 +113,9 @@ def test_a_classic_member_that_lives_on_is_fenced_by_the_member_that_took_its_pl
         assert old.errors[0].code() == KafkaError._FATAL and "fenced" in old.errors[0].str()
 
 
+@pytest.mark.parametrize("commits", [False, True])
 def test_our_member_that_changes_its_protocol_is_assigned_its_partitions_and_fences_the_old_one(
-    shared: BrokerProcess, topic: str
+    shared: BrokerProcess, topic: str, commits: bool
 ) -> None:
     def member(protocol: str) -> Consumer:
         consumer = Consumer(
@@ -124,7 +125,7 @@ def test_our_member_that_changes_its_protocol_is_assigned_its_partitions_and_fen
             group_protocol=protocol,
             session_timeout_ms=SESSION_S * 1000,
             heartbeat_interval_ms=200,
-            enable_auto_commit=False,
+            enable_auto_commit=commits,
         )
         consumer.subscribe(topic)
         return consumer

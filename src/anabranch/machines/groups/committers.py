@@ -44,6 +44,8 @@ def commit_error(
         return ErrorCode.UNKNOWN_MEMBER_ID
     if transactional and epoch < 0 and not member_id:
         return ErrorCode.NONE
+    if instance_id is not None and group.static_members.get(instance_id, member_id) != member_id:
+        return ErrorCode.FENCED_INSTANCE_ID
     member = group.members.get(member_id)
     if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID

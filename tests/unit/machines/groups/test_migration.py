@@ -14,6 +14,11 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.join_group import JoinGroupResponse
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
 from anabranch.protocol.messages.sync_group import SyncGroupRequestAssignment, SyncGroupResponse
 from tests.support.groups import GROUP, GroupWorld, assigned, assignment, subscription, topics
 
@@ -269,6 +274,19 @@ def test_a_static_member_comes_back_under_the_other_protocol_while_its_session_l
     )
     late = world.submit(lambda machine: machine.heartbeat(request, Caller(version=4), world.now_ms))
     assert late.error_code == ErrorCode.FENCED_INSTANCE_ID
+    commit = OffsetCommitRequest(
+        group_id=GROUP,
+        generation_id_or_member_epoch=joined.generation_id,
+        member_id=joined.member_id,
+        group_instance_id="i",
+        topics=[
+            OffsetCommitRequestTopic(
+                name="foo", partitions=[OffsetCommitRequestPartition(partition_index=0, committed_offset=1)]
+            )
+        ],
+    )
+    late = world.submit(lambda machine: machine.offset_commit(commit, Caller(version=9), world.now_ms))
+    assert late.topics[0].partitions[0].error_code == ErrorCode.FENCED_INSTANCE_ID
     refused = world.beat("M", 0, "", topics=["foo"], rebalance_timeout_ms=1, instance_id="i")
     assert refused.error_code == ErrorCode.UNRELEASED_INSTANCE_ID, "members of the new protocol say when they leave"
     world.advance(40_000)
