@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
+from anabranch.base.ids import TopicPartition
 from anabranch.client.sync import Admin, Consumer, Producer
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
@@ -24,10 +26,9 @@ TIMEOUT_S = 30.0
 
 
 @contextlib.contextmanager
-def reader(broker: BrokerProcess, topic: str, group: str) -> Iterator[Consumer]:
-    with Consumer(
-        broker.address, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False, retry_backoff_ms=20
-    ) as consumer:
+def reader(broker: BrokerProcess, topic: str, group: str, **settings: Any) -> Iterator[Consumer]:
+    said = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "retry_backoff_ms": 20, **settings}
+    with Consumer(broker.address, group_id=group, **said) as consumer:
         consumer.subscribe(topic)
         yield consumer
 
@@ -49,6 +50,15 @@ def _polled(consumer: Consumer, most: int, found: list[str], others: tuple[Consu
     found += [(each.value or b"").decode() for each in consumer.poll(0.05, max_records=most)]
     assert not [each for other in others for each in other.poll(0.05)]
     return len(found)
+
+
+def read_for(seconds: float, *consumers: Consumer) -> list[str]:
+    """Read for some time."""
+    deadline = time.monotonic() + seconds
+    found: list[str] = []
+    while time.monotonic() < deadline:
+        found += [(each.value or b"").decode() for consumer in consumers for each in consumer.poll(0.05)]
+    return found
 
 
 def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
@@ -112,6 +122,42 @@ def test_a_member_that_rewinds_both_partitions_has_the_gate_closed_again(shared:
                 assert not consumer.poll(CLOSED_S / 8), "the gate is open although all is to be read again"
                 consumer.seek(topic, 0, 0)
                 consumer.resume((topic, 1))
+
+
+def test_members_that_rewind_parent_and_child_have_the_gate_closed_again(shared: BrokerProcess) -> None:
+    """The member of the child was told of the parent's offset when that was committed further on."""
+    topic = group = "rewound-by-two"
+    with Admin(shared.address) as admin:
+        admin.create_topics(topic, partitions=1)
+        send(shared, topic, (MOVE, "old 1"), (MOVE, "old 2"))
+        admin.resize(topic, 2)
+        send(shared, topic, (MOVE, "new"))
+    with reader(shared, topic, group) as one, reader(shared, topic, group) as other:
+        both = one, other
+        found: list[str] = []
+
+        def polled() -> list[str]:
+            found.extend(read_for(0.1, *both))
+            return found
+
+        until(lambda: len(polled()) == 2, lambda: found)
+        for consumer in both:
+            consumer.commit()
+        until(lambda: len(polled()) == 3, lambda: found)
+        assert found == ["old 1", "old 2", "new"]
+        of_parent, of_child = both if TopicPartition(topic, 0) in one.assignment() else both[::-1]
+        assert of_child.assignment() == (TopicPartition(topic, 1),)
+        for _ in range(REWINDS):
+            of_child.commit()
+            of_parent.pause((topic, 0))
+            for partition, consumer in enumerate((of_parent, of_child)):
+                consumer.seek(topic, partition, 0)
+                consumer.commit({(topic, partition): 0})
+            assert read_for(CLOSED_S / 4, *both) == [], "the gate is open although all before it is to be read again"
+            of_parent.resume((topic, 0))
+            assert read(of_parent, 2, of_child) == ["old 1", "old 2"]
+            of_parent.commit()
+            assert read(of_child, 1, of_parent) == ["new"]
 
 
 def test_a_seek_past_a_closed_gate_opens_it_for_nobody(shared: BrokerProcess) -> None:
