@@ -309,6 +309,61 @@ def test_what_others_have_finished_at_a_gate_does_not_open_it_for_keys_that_wait
         assert read == [*first, (1, 0), (0, gate + 1)]
 
 
+def half_passed(broker: BrokerProcess, client: RangedClient) -> str:
+    """Have group `g` stand at 20, where owners of the upper half of the keys have come to 10 only; a key that moves."""
+    moved = name_at((2, 1)) + "-0"
+    client.create("t")
+    with Producer(broker.address) as producer:
+        for number in range(20):
+            producer.send("t", str(number), key=moved)
+    assert client.commit("g", {("t", 0): 10}) == [ErrorCode.NONE]
+    client.commit_ranges((10, 19))
+    assert client.commit_ranges(shares=[(0, MIDDLE - 1, 20)]).last_stable_offset == 20
+    ((part,),) = (topic.partitions for topic in client.fetched("g", {"t": [0]}).topics)
+    assert [(it.start, it.offset) for it in part.passed_key_ranges] == [(0, 20), (MIDDLE, 10)]
+    return moved
+
+
+def test_a_member_goes_on_at_once_where_owners_of_some_keys_have_not_come_to_the_groups_position(
+    broker: BrokerProcess,
+) -> None:
+    """What it committed automatically, for those keys, was to it all that the group has: no gate behind opened."""
+    with connected(broker) as client:
+        moved = half_passed(broker, client)
+    with Admin(broker.address) as admin:
+        admin.resize("t", 2)
+    said: dict[str, Any] = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 20}
+    with Consumer(broker.address, group_id="g", **said) as consumer, Producer(broker.address) as producer:
+        consumer.subscribe("t")
+        deadline = time.monotonic() + 20
+        while len(consumer.assignment()) < 2:
+            assert not consumer.poll(0.1) and time.monotonic() < deadline
+        assert not consumer.poll(0.5)
+        producer.send("t", "new", key=moved)
+        producer.flush()
+        while not (read := consumer.poll(0.1)):
+            assert time.monotonic() < deadline, "the gate before the record stays closed"
+        assert [(record.partition, record.value) for record in read] == [(1, b"new")]
+
+
+def test_a_member_can_rewind_where_owners_of_some_keys_have_not_come_to_the_groups_position(
+    broker: BrokerProcess,
+) -> None:
+    """After a commit for those keys alone, it did not take a commit of all of them for one that goes back."""
+    with connected(broker) as client:
+        half_passed(broker, client)
+        said: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        with Consumer(broker.address, group_id="g", **said) as consumer:
+            consumer.subscribe("t")
+            deadline = time.monotonic() + 20
+            while not consumer.assignment():
+                assert not consumer.poll(0.1) and time.monotonic() < deadline
+            assert consumer.position("t", 0) == 20
+            consumer.commit()
+            consumer.commit({("t", 0): 5})
+            assert client.progress() == (5, [], [])
+
+
 @pytest.mark.parametrize("tables", [False, True])
 def test_keys_that_are_ahead_are_not_read_again_where_the_topic_may_not_be_read_by_key_any_more(
     broker: BrokerProcess, tables: bool
