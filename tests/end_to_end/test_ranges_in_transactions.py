@@ -46,7 +46,9 @@ class Thread:
         self.client = client
         self.producer = TransactionalProducer(self.client, name, timeout_ms).init()
 
-    def send(self, *ranges: tuple[int, int], shares: tuple[tuple[int, int, int], ...] = ()) -> tuple[int, int]:
+    def send(
+        self, *ranges: tuple[int, int], shares: tuple[tuple[int, int, int], ...] = (), offset: int = -1
+    ) -> tuple[int, int]:
         """AddOffsetsToTxn, and send TxnOffsetCommit without waiting for its answer."""
         producer = self.producer
         who: dict[str, Any] = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
@@ -54,7 +56,7 @@ class Thread:
         assert retried(lambda: self.client.call(added)).error_code == ErrorCode.NONE
         part = TxnOffsetCommitRequestPartition(
             partition_index=0,
-            committed_offset=-1,
+            committed_offset=offset,
             committed_metadata="",
             offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
             key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=at) for start, end, at in shares],
@@ -158,3 +160,70 @@ async def _until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(20.0):
         while not holds():
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("plain_comes_first", [True, False])
+def test_an_offset_and_ranges_of_keys_of_two_transactions_do_not_overtake_one_another(
+    broker: BrokerProcess, plain_comes_first: bool
+) -> None:
+    """The one that came second waits: what is committed last would take the place of the other."""
+    asyncio.run(_beside(broker, plain_comes_first=plain_comes_first))
+
+
+async def _beside(broker: BrokerProcess, *, plain_comes_first: bool) -> None:
+    with begun(broker) as client:
+        client.commit_ranges((45, 45))
+        address, tp = f"127.0.0.1:{broker.port}", ("t", 0)
+        plain, by_key = OffsetAndMetadata(60), OffsetAndMetadata(40, shares=[(0, MIDDLE - 1, 80)])
+        said = (plain, by_key) if plain_comes_first else (by_key, plain)
+        async with (
+            Producer(address, transactional_id="first") as first,
+            Producer(address, transactional_id="second") as second,
+        ):
+            for producer in (first, second):
+                await producer.init_transactions()
+                await producer.begin_transaction()
+            await first.send_offsets_to_transaction({tp: said[0]}, "g")
+            waits = asyncio.create_task(second.send_offsets_to_transaction({tp: said[1]}, "g"))
+            done, _ = await asyncio.wait([waits], timeout=0.5)
+            assert not done, "the other transaction is open"
+            await first.commit_transaction()
+            await asyncio.wait_for(waits, 20.0)
+            await second.commit_transaction()
+            ahead = [(0, MIDDLE - 1, 80), (MIDDLE, END, 60)] if plain_comes_first else []
+            await _until(lambda: client.progress() == (60, [], ahead))
+
+
+def test_an_offset_that_comes_beside_ranges_of_another_transaction_is_to_be_sent_again(
+    broker: BrokerProcess, connect: Connect
+) -> None:
+    with begun(broker) as client:
+        by_key, plain = Thread(connect(), "a"), Thread(connect(), "b")
+        assert by_key.answer(by_key.send(shares=((0, MIDDLE - 1, 60),))) == ErrorCode.NONE
+        assert plain.answer(plain.send(offset=100)) == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        assert by_key.producer.end(commit=True) == ErrorCode.NONE
+        assert plain.producer.commit_offset("g", "t", 0, 100) == ErrorCode.NONE
+        assert plain.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (100, [], [])
+
+
+def test_offsets_of_a_producers_next_transaction_are_not_lost_in_any_partition(broker: BrokerProcess) -> None:
+    """The ranges of its first transaction become part of the positions one after the other."""
+    asyncio.run(_one_after_the_other(broker, [("t", partition) for partition in range(100)]))
+
+
+async def _one_after_the_other(broker: BrokerProcess, partitions: list[tuple[str, int]]) -> None:
+    with connected(broker) as client:
+        client.create("t", partitions=len(partitions))
+        async with Producer(f"127.0.0.1:{broker.port}", transactional_id="one") as producer:
+            await producer.init_transactions()
+            for said in (OffsetAndMetadata(0, shares=[(0, MIDDLE - 1, 5), (MIDDLE, END, 3)]), OffsetAndMetadata(10)):
+                await producer.begin_transaction()
+                await producer.send_offsets_to_transaction(dict.fromkeys(partitions, said), "g")
+                await producer.commit_transaction()
+
+        def committed() -> list[int]:
+            (topic,) = client.fetched("g", {"t": list(range(len(partitions)))}).topics
+            return [part.committed_offset for part in topic.partitions]
+
+        await _until(lambda: committed() == [10] * len(partitions))
