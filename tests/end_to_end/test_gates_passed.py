@@ -61,7 +61,7 @@ def read_for(seconds: float, *consumers: Consumer) -> list[str]:
     return found
 
 
-def until(holds: Callable[[], bool], what: Callable[[], object]) -> None:
+def until(holds: Callable[[], object], what: Callable[[], object]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline, what()
