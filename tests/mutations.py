@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from tests.hand_out_mutations import HAND_OUTS
+from tests.life_mutations import LIVES
 from tests.reliability_mutations import RELIABILITY
 from tests.sharing_mutations import SHARING
 from tests.slice_mutations import COOPERATIVE
@@ -280,7 +281,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + HAND_OUTS + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
+MUTATIONS = ORDER + HAND_OUTS + LIVES + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

@@ -85,6 +85,9 @@ class Unread(Protocol):
     def take(self, group_id: str) -> Mapping[bytes, bytes | None]:
         """The last value of every key of a group, once."""
 
+    def __len__(self) -> int:
+        """How many records of positions there are, with those that were taken."""
+
     def names(self) -> set[str]:
         """The groups that were not taken."""
 
@@ -168,6 +171,15 @@ class Positions:
         for group_id in self.unread.doubtful():
             self._of(group_id)
         return self._of_group.keys() | self.unread.names()
+
+    def names(self) -> set[str]:
+        """The groups that have committed anything, and some that may have no position any more: nothing is read."""
+        return self._of_group.keys() | (set() if self.unread is None else self.unread.names())
+
+    @property
+    def groups_most(self) -> int:
+        """So many groups at the most have committed anything."""
+        return len(self._of_group) + (0 if self.unread is None else len(self.unread))
 
     def __contains__(self, group_id: str) -> bool:
         """Whether a group has committed anything."""

@@ -143,20 +143,18 @@ class Settling:
         """Begin to settle all groups, those with members first."""
         for group in self._groups.values():
             self.look(group)
-        self._leave_all()
-        if not self._left:
+        if not (self._groups or self._offsets.positions.groups_most or self._starts.groups()):
             return  # Most shards, for which a look at each topic would be long, too.
         resized = [name for name, topic in self._offsets.image.by_name.items() if topic.was_resized]
         if resized:
             self._topics.update(dict.fromkeys(resized))
+            self._leave_all()
             self._some(draft, now_ms)
-        else:
-            self._left.clear()
 
     def _leave_all(self) -> None:
         """Have all groups settled, also those that only have offsets."""
         self._left.update(dict.fromkeys(group_id for group_id, group in self._groups.items() if group.members))
-        self._left.update(dict.fromkeys(sorted(self._offsets.positions.groups() | self._starts.groups())))
+        self._left.update(dict.fromkeys(sorted(self._offsets.positions.names() | self._starts.groups())))
 
     def is_owed(self, group_id: str, name: str, number: int, now_ms: int) -> bool:
         """Whether a group is told to ask again for its position in a partition: it is to be given one, and has none.
@@ -210,15 +208,18 @@ class Settling:
         return draft.outcome(None)
 
     def _some(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        topics = [topic for name in self._topics if (topic := self._offsets.image.by_name.get(name)) is not None]
-        settled = 0
-        for group_id in list(self._left)[:GROUPS_AT_A_TIME]:
+        image, settled = self._offsets.image, 0
+        for group_id in list(islice(self._left, GROUPS_AT_A_TIME)):
             if settled >= PARTITIONS_AT_A_TIME:
                 break
             del self._left[group_id]
             settled += self._offsets.positions.unread_count(group_id)
             subscribed = self._subscribed_before_or_now(self._groups.get(group_id))
-            for topic in topics:
+            positions = self._offsets.positions.of_group(group_id)
+            begun = {image.name_of(topic_id) for topic_id in self._starts.topics_of(group_id)}
+            names = {*subscribed, *(name for name, _ in positions), *begun} & self._topics.keys()
+            settled += len(positions) + len(names)
+            for topic in filter(None, map(image.by_name.get, sorted(names))):
                 if topic.name in subscribed or self._offsets.has_begun(group_id, topic):
                     settled += len(topic.readable)
                     self._settle(group_id, topic, draft, now_ms, begun=True, records_max=PARTITIONS_AT_A_TIME)

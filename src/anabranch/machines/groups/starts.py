@@ -75,6 +75,10 @@ class Starts:
         """Where a group began in a topic, if the topic was resized since or before."""
         return self._of.get(group_id, {}).get(topic_id)
 
+    def topics_of(self, group_id: str) -> Set[UUID]:
+        """The topics that a group's beginnings are written down of."""
+        return self._of.get(group_id, {}).keys()
+
     def existed(self, group_id: str, topic: TopicImage, partition: int) -> bool:
         """Whether a partition existed when the group first subscribed to its topic."""
         start = self.get(group_id, topic.topic_id)

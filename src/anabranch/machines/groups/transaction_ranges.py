@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
+from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import individual, ranged_commits, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
@@ -53,12 +54,14 @@ class _Changes:
         """Where steps of the frontier may begin with them."""
 
     def add(self, change: Change) -> None:
-        if change.name not in self.by_name:
-            self.places.update(_places(change))
+        self.remove(change.name)
+        self.places.update(_places(change))
         self.by_name[change.name] = change
 
-    def remove(self, change: Change) -> None:
-        del self.by_name[change.name]
+    def remove(self, name: Name) -> None:
+        change = self.by_name.pop(name, None)
+        if change is None:
+            return
         for place in _places(change):
             self.places[place] -= 1
             if not self.places[place]:
@@ -93,7 +96,8 @@ class TransactionRanges:
         """All of them, by group and partition."""
         self.waiting: dict[str, list[Waiting]] = {}
         """By group, the requests of the purgatory, oldest first."""
-        self._numbers = 0
+        self._number = 0
+        """Of the last change: ascending, also after another coordinator has taken over."""
 
     def apply(self, key: TransactionRangesKey, value: TransactionRangesValue | None, producer_id: int) -> None:
         """Fold a record; one with a producer id is pending until that producer's marker."""
@@ -121,7 +125,7 @@ class TransactionRanges:
         if change is None:
             return
         partitions = self._in[change.group_id]
-        partitions[change.partition].remove(change)
+        partitions[change.partition].remove(change.name)
         if not partitions[change.partition].by_name:
             del partitions[change.partition]
         if not partitions:
@@ -138,6 +142,10 @@ class TransactionRanges:
         """Whether a partition has changes that are not of the open transaction of a producer."""
         own = self._open.get(producer_id, {})
         return any(change.name not in own for change in self.of(group_id, partition))
+
+    def open_weight(self, producer_id: int) -> int:
+        """How much the open transaction of a producer holds: its commits, and their ranges of keys."""
+        return sum(1 + len(change.value.key_ranges) for change in self._open.get(producer_id, {}).values())
 
     def of_group(self, group_id: str) -> bool:
         """Whether there are changes for a group."""
@@ -162,11 +170,10 @@ class TransactionRanges:
         now_ms: int,
     ) -> CoordinatorRecord:
         """The record of a commit."""
-        self._numbers += 1
+        self._number = max(self._number + 1, now_ms * 1_000)
         topic, index = partition
-        number = now_ms * 1_000 + self._numbers % 1_000
         return CoordinatorRecord(
-            TransactionRangesKey(group=group_id, topic=topic, partition=index, producer_id=producer_id, number=number),
+            TransactionRangesKey(group=group_id, topic=topic, partition=index, producer_id=producer_id, number=self._number),
             TransactionRangesValue(
                 base=commit.base,
                 since=position.ranges_since,
@@ -192,7 +199,7 @@ def tombstone(change: Change) -> CoordinatorRecord:
 def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: int) -> ranged_commits.Counted | None:
     """What a change makes of a position; None where it changes nothing any more."""
     value = change.value
-    if position is None or position.ranges_since != value.since:
+    if position is None or position.ranges_since != value.since or not is_one_topic(position, value):
         return None
     stable = position.offset
     ranges = [(max(it.start, stable), it.end) for it in value.offset_ranges if it.end >= stable]
@@ -202,6 +209,11 @@ def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: 
     commit = RangedCommit(-1, ranges, keys, metadata=value.metadata)
     decided = ranged_commits.decide(position, held, commit, ranged_commits.NO_BOUND, position.topic_id, now_ms)
     return decided if isinstance(decided, ranged_commits.Counted) else None
+
+
+def is_one_topic(position: Position, value: TransactionRangesValue) -> bool:
+    """Whether a change is of the topic that the position is of, as far as both are known."""
+    return NO_TOPIC_ID in (position.topic_id, value.topic_id) or position.topic_id == value.topic_id
 
 
 def leaves_gap(position: Position, held: OffsetRanges, changes: Iterator[Change], added: Sequence[Range]) -> bool:

@@ -128,7 +128,8 @@ class Weights:
             for name in differing
             if name in before.by_name or name in image.by_name
         )
-        return sizes * (1 + len(self.groups))
+        resized = any(topic.was_resized for name in differing if (topic := image.by_name.get(name)) is not None)
+        return sizes * (1 + len(self.groups)) + (self.positions.groups_most // LOOKED_AT if resized else 0)
 
     def weight_of_timer(self, key: Any) -> int:
         """The weight of what is decided when a timer rings."""
@@ -154,8 +155,8 @@ class Weights:
         return sum(len(group.holders) if isinstance(group, ConsumerGroup) else 1 for group in self.groups.values())
 
     def weight_of_marker(self, producer_id: int) -> int:
-        """The weight of the end of a transaction: the offsets that it has committed."""
-        return self.positions.pending_count(producer_id)
+        """The weight of the end of a transaction: the offsets, and the ranges, that it has committed."""
+        return self.positions.pending_count(producer_id) + self.offsets.in_transactions.open_weight(producer_id)
 
     def _weight_of_names(self, names: Iterable[str], regex: str | None) -> int:
         by_name = self.image.by_name

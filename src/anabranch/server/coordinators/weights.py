@@ -114,4 +114,4 @@ def of_timer(machine: Coordinator, key: Any) -> int:
 
 def of_loading(machine: Coordinator) -> int:
     """The weight of what is decided when the log is read: groups of resized topics are settled."""
-    return MUCH if machine.groups else machine.weight_of_loading()
+    return MUCH if machine.groups or machine.positions.groups_most else machine.weight_of_loading()
