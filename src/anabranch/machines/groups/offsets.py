@@ -15,6 +15,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import classic, ranged_commits
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, read_of_deleted_topics
@@ -76,9 +77,6 @@ class RangesRepeated(NamedTuple):
     topic: str
     partition: int
     repeated: Range
-
-
-ANOTHER_TRANSACTION = "Another transaction has committed in the partition: try again when it has ended."
 
 
 class RangesFull(NamedTuple):
@@ -167,13 +165,14 @@ class Offsets:
         """Make a group's progress part of a producer's transaction."""
         self._room.begin()
         error = self._transaction_error(group, request)
+        later = not error and self._is_beside_another(request)
         draft: Draft[CoordinatorRecord] = Draft()
         by_member = request.generation_id != NO_MEMBER
         answers = []
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
-            missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            known = None if error else known
+            missing = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if later else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            known = None if error or later else known
             found = self._commit(
                 request.group_id,
                 known,
@@ -201,6 +200,25 @@ class Offsets:
         if draft.records:
             draft.producer = request.producer_id, request.producer_epoch
         return draft.outcome(TxnOffsetCommitResponse(topics=answers))
+
+    def _is_beside_another(self, request: TxnOffsetCommitRequest) -> bool:
+        """Whether a transaction has to wait for another one that has committed in one of the partitions.
+
+        An offset is a state of all keys, and does not wait together with ranges of others: whichever came last would
+        take the place of the other. Nothing of such a request counts, so that no two transactions wait for each other
+        while they hold what they have said.
+        """
+        group_id, producer_id = request.group_id, request.producer_id
+        for topic in request.topics:
+            for part in topic.partitions:
+                at = topic.name, part.partition_index
+                if part.offset_ranges or part.key_range_offsets:
+                    waits = self.positions.unstable(group_id, *at, but=producer_id)
+                else:
+                    waits = self.in_transactions.of_others(group_id, at, producer_id)
+                if waits:
+                    return True
+        return False
 
     def _transaction_error(self, group: Group | None, request: TxnOffsetCommitRequest) -> ErrorCode:
         return commit_error(
@@ -255,9 +273,7 @@ class Offsets:
                 yield Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, message=no_room)
             elif index not in ranged:
                 by_member = member is not None
-                yield self._commit_plain(
-                    group_id, topic, part, metadata, now_ms, draft, by_member=by_member, producer_id=producer_id
-                )
+                yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
@@ -276,11 +292,8 @@ class Offsets:
         draft: Draft[CoordinatorRecord],
         *,
         by_member: bool,
-        producer_id: int = -1,
     ) -> Answered:
         index = part.partition_index
-        if producer_id >= 0 and self.in_transactions.of_others(group_id, (topic.name, index), producer_id):
-            return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=ANOTHER_TRANSACTION)
         before = self.current(group_id, topic.name, index)
         offset, epoch = part.committed_offset, part.committed_leader_epoch
         position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
@@ -313,7 +326,7 @@ class Offsets:
                     continue  # It is refused below.
                 if before is None:
                     base = part.committed_offset if part.committed_offset >= 0 else known.log_start(index)
-                    before = Position(base, topic_id=known.topic_id)
+                    before = ranged_commits.begun_at(base, known.topic_id)
                 if not before.ranges_since:
                     after = before._replace(ranges_since=max(1, now_ms), committed_at_ms=now_ms)
                     records.append(position_record(request.group_id, known.name, index, after))
@@ -327,8 +340,11 @@ class Offsets:
             known = self.image.by_name.get(topic.name)
             for part in topic.partitions:
                 at = (topic.name, part.partition_index)
-                position = None if known is None else self._stands(request.group_id, known, part.partition_index)
-                if position is None or not part.offset_ranges:
+                if known is None or not part.offset_ranges:
+                    continue
+                position = self.positions.pending(request.group_id, *at, request.producer_id)
+                position = position or self._stands(request.group_id, known, part.partition_index)
+                if position is None:
                     continue
                 with contextlib.suppress(WrongRangesError):
                     added = commit_of(part, position.offset).offset_ranges
@@ -349,14 +365,13 @@ class Offsets:
     ) -> Answered:
         """Add the record of a commit by ranges that counts with its transaction; `named` goes before.
 
-        Where the transaction itself has committed an offset before, its ranges go with that. Where another one has,
-        what they go with is not known before that has ended; nor does an offset wait together with ranges of others
-        (`_commit_plain`): whichever came last would take the place of the other.
+        Where the transaction itself has committed an offset before, its ranges go with that.
         """
         index = part.partition_index
-        if self.positions.unstable(group_id, topic.name, index, but=producer_id):
-            return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, message=ANOTHER_TRANSACTION)
         before = self.positions.pending(group_id, topic.name, index, producer_id)
+        if before is not None and not before.ranges_since:
+            before = before._replace(ranges_since=max(1, now_ms))
+            draft.write(position_record(group_id, topic.name, index, before))
         before = before or self._stands(group_id, topic, index, part.committed_offset)
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
@@ -395,6 +410,9 @@ class Offsets:
         if not self.settings.individual_commits:
             message = "This broker takes no commits by ranges: accept.individual.commit is false."
             return Answered(index, ErrorCode.INDIVIDUAL_COMMIT_NOT_ALLOWED, stable, message)
+        if len(part.key_range_offsets) > FRONTIER_STEPS_MAX:
+            message = f"Too many individual commits: {len(part.key_range_offsets)} ranges of keys at once."
+            return Answered(index, ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED, stable, message)
         try:
             return commit_of(part, log_start)
         except WrongRangesError as error:

@@ -49,6 +49,8 @@ class RangedCommit(NamedTuple):
     key_ranges: Sequence[KeyRange]
     leader_epoch: int = NO_LEADER_EPOCH
     metadata: str = ""
+    is_plain: bool = False
+    """Whether the member has said an offset of the partition, which counts for its keys."""
 
     @property
     def lowest(self) -> int | None:
@@ -88,17 +90,25 @@ def checked(
     key_ranges: Sequence[KeyRange],
     leader_epoch: int = NO_LEADER_EPOCH,
     metadata: str = "",
+    *,
+    is_plain: bool = False,
 ) -> RangedCommit:
     """Make a commit. WrongRangesError, with a sentence, where its ranges cannot be."""
     ranges, keys = individual.checked(offset_ranges), shares.checked(key_ranges)
-    return RangedCommit(base, ranges, [it for it in keys if it[2] != OFFSET_NOT_SAID], leader_epoch, metadata)
+    said = [it for it in keys if it[2] != OFFSET_NOT_SAID]
+    return RangedCommit(base, ranges, said, leader_epoch, metadata, is_plain)
+
+
+def begun_at(offset: int, topic_id: UUID) -> Position:
+    """The position of a group that begins at an offset: nobody is known to have come there, through which gates."""
+    return Position(offset, topic_id=topic_id).at(shares.constant(offset), NOTHING_PASSED)
 
 
 def decide(
     before: Position | None, held: OffsetRanges, commit: RangedCommit, room: int, topic_id: UUID, now_ms: int
 ) -> Decided:
     """Decide a commit above a position. `room`: how many ranges more may be held; `NO_BOUND`: anything may."""
-    position = before or Position(max(0, commit.base), topic_id=topic_id)
+    position = before or begun_at(max(0, commit.base), topic_id)
     stable, has_begun_here = position.offset, commit.metadata == BEGUN_HERE
     lowest = commit.lowest
     if lowest is not None and lowest < stable:
@@ -106,13 +116,13 @@ def decide(
         return Refused(ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD, stable, message)
     merge = held.merged(commit.offset_ranges)
     frontier, passed = position.stands, position.passes
-    if before is None and has_begun_here:
-        passed = NOTHING_PASSED
     if commit.key_ranges:
         if room < NO_BOUND and len(commit.key_ranges) > FRONTIER_STEPS_MAX:
             return _too_many(stable, f"{len(commit.key_ranges)} ranges of keys are committed at once")
+        if not has_begun_here:
+            came = shares.rising(frontier, commit.key_ranges) if commit.is_plain else commit.key_ranges
+            passed = shares.raised(passed, came)
         frontier = shares.raised(frontier, commit.key_ranges)
-        passed = passed if has_begun_here else shares.raised(passed, commit.key_ranges)
     if merge.put or held:
         starts = [start for start, _ in merge.put]
 

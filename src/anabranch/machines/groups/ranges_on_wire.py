@@ -8,6 +8,7 @@ from typing import overload
 from anabranch.machines.groups import ranged_commits, shares
 from anabranch.machines.groups.individual import Range
 from anabranch.machines.groups.ranged_commits import RangedCommit
+from anabranch.machines.groups.shared_commits import OFFSET_OF_SHARE
 from anabranch.machines.groups.shares import KeyRange
 from anabranch.machines.lineage import Frontier
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetCommitRequestPartition, OffsetRange
@@ -85,4 +86,5 @@ def commit_of(part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartiti
         [(it.start, it.end, it.offset) for it in part.key_range_offsets],
         part.committed_leader_epoch,
         part.committed_metadata or "",
+        is_plain=part.committed_offset == OFFSET_OF_SHARE,
     )

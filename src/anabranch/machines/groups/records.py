@@ -347,7 +347,7 @@ class TransactionRangesValue:
     """What is committed."""
 
     base: int = int64()
-    """The committed offset of a group without one."""
+    """The committed offset of a group without one; -2: it was said as an offset, which counts for the member's keys."""
     since: int = int64()
     """As in the committed offset when this was written: a later rewind voids it."""
     topic_id: UUID = uuid()

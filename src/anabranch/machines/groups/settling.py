@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from itertools import islice
 
-from anabranch.machines.groups import classic
+from anabranch.machines.groups import classic, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
@@ -29,6 +29,7 @@ from anabranch.machines.groups.positions import Position, position_record
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.starts import NOT_NOTED, Start, Starts, start_record
+from anabranch.machines.lineage import NO_CUTS
 from anabranch.machines.outcome import Draft, Outcome
 
 GROUPS_AT_A_TIME = 20
@@ -251,10 +252,10 @@ class Settling:
         def lacks(number: int) -> bool:
             return (topic.name, number) not in written and self._lacks(group_id, topic, number)
 
-        def is_emptied(number: int) -> bool:
-            return (topic.name, number) not in written and self._is_emptied(group_id, topic, number)
+        def lifted(number: int) -> Position | None:
+            return None if (topic.name, number) in written else self._lifted(group_id, topic, number)
 
-        records = self._starts.settle(group_id, topic, lacks, is_emptied, now_ms, begun=begun)
+        records = self._starts.settle(group_id, topic, lacks, lifted, now_ms, begun=begun)
         draft.write(*islice(records, records_max))
         if next(records, None) is not None:
             self._left[group_id] = None
@@ -299,16 +300,22 @@ class Settling:
         self._topics[topic.name] = None
         return False
 
-    def _is_emptied(self, group_id: str, topic: TopicImage, number: int) -> bool:
-        """Whether all that a group had left to read in a partition is gone: it goes on with what came since then.
+    def _lifted(self, group_id: str, topic: TopicImage, number: int) -> Position | None:
+        """The position of a group in a partition that was emptied before it came back: where what came since begins.
 
-        Its clients would take that for an offset out of range, and one that reads from the end would skip what came.
+        Its clients would take what they have committed for an offset out of range, and one that reads from the end
+        would skip what came.
         """
-        position = self._offsets.current(group_id, topic.name, number)
-        if position is None or position.frontier is not None or not topic.is_open(number):
-            return False
-        is_stable = not self._offsets.positions.unstable(group_id, topic.name, number)
-        return position.is_begun and position.offset < topic.log_start(number) and is_stable
+        was = self._offsets.current(group_id, topic.name, number)
+        if was is None or not was.is_begun or topic.lineage is None or not topic.is_open(number):
+            return None
+        start, cuts = topic.log_start(number), topic.lineage.cuts.get(number, NO_CUTS)
+        if not any(was.offset < end <= start for end in cuts.ends):
+            return None
+        if self._offsets.is_unstable(group_id, topic.name, number):
+            return None
+        held = self._offsets.individual.of(group_id, (topic.name, number), was)
+        return was.at(shares.through(shares.at_least(was.stands, start), held.reaches), was.passes)
 
     def _subscribed_before_or_now(self, group: Group | None) -> frozenset[str]:
         """The topics of a group, and those of a classic group's last generation: between two it may not be readable.

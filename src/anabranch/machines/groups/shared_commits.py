@@ -27,6 +27,8 @@ from anabranch.protocol.messages.offset_commit import (
 from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitRequestPartition
 
 Group = ConsumerGroup | ClassicGroup
+OFFSET_OF_SHARE = -2
+"""In place of the offset of a plain commit that counts for ranges of keys; -1 where a client has said ranges only."""
 Part = OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition
 Request = TypeVar("Request", OffsetCommitRequest, TxnOffsetCommitRequest)
 
@@ -76,7 +78,7 @@ def _bounded(part: Part, holds: Ranges) -> Part:
     if holds in (NONE, WHOLE) or part.offset_ranges or part.key_range_offsets or part.committed_offset < 0:
         return part
     found = copy(part)
-    offset, found.committed_offset = part.committed_offset, -1
+    offset, found.committed_offset = part.committed_offset, OFFSET_OF_SHARE
     ranges: Sequence[KeyRangeOffset] = [KeyRangeOffset(start=it.start, end=it.end, offset=offset) for it in holds]
     found.key_range_offsets = ranges
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from anabranch.base.ids import OFFSET_NOT_SAID
 from anabranch.base.limits import RANGES_PER_COMMIT_MAX
@@ -57,6 +57,20 @@ def raised(frontier: Frontier, ranges: Iterable[KeyRange]) -> Frontier:
         for step in range(first, last):
             offsets[step] = max(offsets[step], offset)
     return _of(zip(starts, offsets, strict=True))
+
+
+def rising(frontier: Frontier, ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """The parts of some ranges of keys in which the frontier is below their offset. The ranges are `checked`."""
+    steps, found, step = shares(frontier), [], 0
+    for start, end, offset in ranges:
+        while steps[step][1] < start:
+            step += 1
+        for one, two, at in islice(steps, step, None):
+            if one > end:
+                break
+            if at < offset:
+                found.append((max(start, one), min(end, two), offset))
+    return found
 
 
 def at_least(frontier: Frontier, offset: int) -> Frontier:

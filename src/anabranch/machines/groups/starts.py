@@ -119,16 +119,16 @@ class Starts:
         group_id: str,
         topic: TopicImage,
         lacks: Callable[[int], bool],
-        is_emptied: Callable[[int], bool],
+        lifted: Callable[[int], Position | None],
         now_ms: int,
         *,
         begun: bool,
     ) -> Iterator[CoordinatorRecord]:
         """Write down where a group begins in a resized topic, and its positions in partitions that appeared later.
 
-        `lacks`: whether a partition has no position, and one is to be written if it appeared later. `is_emptied`:
-        whether one that has come back after it retired was emptied before the group had read it. `begun`: the group
-        subscribed to the topic, or committed offsets in it, before.
+        `lacks`: whether a partition has no position, and one is to be written if it appeared later. `lifted`: where the
+        group goes on in one that has come back after it retired, if it was emptied before the group had read it.
+        `begun`: the group subscribed to the topic, or committed offsets in it, before.
         """
         if not topic.was_resized:
             return
@@ -148,10 +148,11 @@ class Starts:
         reopened = topic.reopened
         if reopened or len(ends) < len(existing):
             for number in existing:
-                if (number not in ends and lacks(number)) or (number in reopened and is_emptied(number)):
-                    position = Position(
-                        topic.log_start(number), committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False
-                    )
+                position = lifted(number) if number in reopened else None
+                if number not in ends and lacks(number):
+                    position = Position(topic.log_start(number), topic_id=topic.topic_id)
+                if position is not None:
+                    position = position._replace(committed_at_ms=now_ms, is_begun=False)
                     yield position_record(group_id, topic.name, number, position)
 
     def trim(self, group_id: str, topic: TopicImage) -> Iterator[CoordinatorRecord]:

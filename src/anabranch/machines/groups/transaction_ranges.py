@@ -28,6 +28,7 @@ from anabranch.machines.groups.records import (
     TransactionRangesKey,
     TransactionRangesValue,
 )
+from anabranch.machines.groups.shared_commits import OFFSET_OF_SHARE
 from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
 Name = tuple[int, int]
@@ -173,9 +174,11 @@ class TransactionRanges:
         self._number = max(self._number + 1, now_ms * 1_000)
         topic, index = partition
         return CoordinatorRecord(
-            TransactionRangesKey(group=group_id, topic=topic, partition=index, producer_id=producer_id, number=self._number),
+            TransactionRangesKey(
+                group=group_id, topic=topic, partition=index, producer_id=producer_id, number=self._number
+            ),
             TransactionRangesValue(
-                base=commit.base,
+                base=OFFSET_OF_SHARE if commit.is_plain else commit.base,
                 since=position.ranges_since,
                 topic_id=position.topic_id,
                 offset_ranges=[CommittedRange(start=start, end=end) for start, end in commit.offset_ranges],
@@ -206,7 +209,7 @@ def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: 
     keys = [(it.start, it.end, it.offset) for it in value.key_ranges if it.offset >= stable]
     if not ranges and not keys and not value.metadata:
         return None
-    commit = RangedCommit(-1, ranges, keys, metadata=value.metadata)
+    commit = RangedCommit(-1, ranges, keys, metadata=value.metadata, is_plain=value.base == OFFSET_OF_SHARE)
     decided = ranged_commits.decide(position, held, commit, ranged_commits.NO_BOUND, position.topic_id, now_ms)
     return decided if isinstance(decided, ranged_commits.Counted) else None
 
