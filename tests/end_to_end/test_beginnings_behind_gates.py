@@ -90,9 +90,8 @@ def joined(broker: BrokerProcess, topic: str, *records: tuple[bytes, str]) -> No
         send(broker, topic, *records)
 
 
-@pytest.mark.parametrize(
-    ("protocol", "count", "in_transaction"), [("classic", 1, False), ("classic", 1, True), ("consumer", 2, False)]
-)
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize(("protocol", "count"), [("classic", 1), ("consumer", 2)])
 def test_who_commits_a_position_with_metadata_behind_a_gate_keeps_the_metadata_and_opens_no_gate(
     shared: BrokerProcess, protocol: str, count: int, in_transaction: bool
 ) -> None:
@@ -129,7 +128,7 @@ def test_who_commits_a_position_with_metadata_behind_a_gate_keeps_the_metadata_a
         group.open()
 
 
-@pytest.mark.parametrize("count", [1])
+@pytest.mark.parametrize("count", [1, 2])
 def test_who_seeks_behind_a_closed_gate_and_leaves_opens_it_for_no_next_owner(
     shared: BrokerProcess, count: int
 ) -> None:
