@@ -16,6 +16,7 @@ from tests.support.broker import BrokerProcess
 
 LOWER, UPPER = cuts(SPACE, 2)
 COUNT = 100
+MANY = 2_000
 
 
 def until_shared(topic: str, *members: Consumer) -> None:
@@ -98,10 +99,10 @@ def test_records_of_keys_that_have_just_come_to_a_member_are_not_committed_unrea
     handed: set[int] = set()
     was_between = False
     with sharers(shared, topic) as (staying, leaving), transactional(shared, topic) as producer:
-        send(shared, topic, *((b"k%d" % number, str(number)) for number in range(COUNT)))
+        send(shared, topic, *((b"k%d" % number, str(number)) for number in range(MANY)))
 
         def process(consumer: Consumer) -> Sequence[Record]:
-            records = consumer.poll(0.05, max_records=5)
+            records = consumer.poll(0.05, max_records=20)
             if records:
                 handed.update(record.offset for record in records)
                 with producer.transaction():
@@ -109,14 +110,12 @@ def test_records_of_keys_that_have_just_come_to_a_member_are_not_committed_unrea
             return records
 
         until(lambda: process(leaving), lambda: handed)
-        few = len(handed)
-        until(lambda: not process(staying) and staying.position(*tp) == COUNT, lambda: handed)
-        assert few < 10 < len(handed) < COUNT
+        until(lambda: process(staying) and len(handed) > MANY // 10, lambda: handed)
         leaving.close()
-        while len(handed) < COUNT:
+        while len(handed) < MANY:
             if process(staying):
                 at = staying.committed(tp)[tp]
-                assert at is not None and set(range(at.offset)) <= handed
+                assert at is not None and set(range(at.offset)) <= handed, "records were committed unread"
                 was_between = was_between or len({step[2] for step in at.shares}) > 1
         assert was_between, "the member's old keys were not ahead of those that had come"
-        until(lambda: (at := staying.committed(tp)[tp]) is not None and at.offset == COUNT, staying.committed)
+        until(lambda: (at := staying.committed(tp)[tp]) is not None and at.offset == MANY, staying.committed)
