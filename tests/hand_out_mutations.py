@@ -130,7 +130,13 @@ HAND_OUTS = (
     ),
     Mutation(
         "the position of a removed partition is owed for ever",
-        (Edit(SETTLING, "if topic is None or not topic.has(number):", "if topic is None:"),),
+        (
+            Edit(
+                SETTLING,
+                "if topic is None or not topic.has(number):\n            return False\n        if",
+                "if topic is None:\n            return False\n        if",
+            ),
+        ),
         (*PYTEST, f"{OWED}::test_the_position_of_a_partition_that_is_removed_is_owed_to_nobody"),
         f"{LATEST}::test_the_offsets_of_a_group_can_be_listed_after_a_topic_that_it_reads_has_shrunk",
     ),

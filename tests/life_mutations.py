@@ -21,8 +21,8 @@ LIVES = (
         (
             Edit(
                 OFFSETS,
-                "if producer_id >= 0 and self.in_transactions.of_others(",
-                "if producer_id < -1 and self.in_transactions.of_others(",
+                "                    waits = self.in_transactions.of_others(group_id, at, producer_id)\n",
+                "                    waits = False\n",
             ),
         ),
         (*PYTEST, f"{GROUPS}/test_ranges_in_transactions.py::test_an_offset_waits_for_ranges_of_another_transaction"),
@@ -58,8 +58,8 @@ LIVES = (
         (
             Edit(
                 SETTLING,
-                "return position.is_begun and position.offset < topic.log_start(number) and is_stable",
-                "return position.is_begun and position.offset < 0 and is_stable",
+                "        if was.offset >= start or any(end > start for end in cuts.ends):\n",
+                "        if was.offset >= 0 or start < 0:\n",
             ),
         ),
         (*PYTEST, f"{LIVES_OF}::test_a_partition_that_was_emptied_before_it_came_back_goes_on_with_what_came_since"),
@@ -70,9 +70,9 @@ LIVES = (
         (
             Edit(
                 SETTLING,
-                "        self._leave_all()\n        if not self._left:\n            return  # Most",
-                "        self._left.update(dict.fromkeys(it for it, group in self._groups.items() if group.members))\n"
-                "        if not self._left:\n            return  # Most",
+                "            self._topics.update(dict.fromkeys(resized))\n            self._leave_all()\n",
+                "            self._topics.update(dict.fromkeys(resized))\n"
+                "            self._left.update(dict.fromkeys(it for it in self._groups))\n",
             ),
         ),
         (*PYTEST, f"{LIVES_OF}::test_groups_without_members_are_settled_when_the_shard_is_loaded"),
@@ -84,13 +84,13 @@ LIVES = (
         (
             Edit(
                 "machines/groups/standing.py",
-                " or (-1 if committed is None else committed) < report.committed\n",
-                "\n",
+                "(-1 if committed is None else committed) < report.committed\n",
+                "report.committed < -1\n",
             ),
             Edit(
                 "machines/clients/fetching/sharing.py",
                 "    partition.told = None\n    partition.topic.elsewhere.clear()\n",
-                "    partition.topic.limits = None\n",
+                "    partition.topic.limits, _ = None, partition.told\n",
             ),
         ),
         (
@@ -103,7 +103,9 @@ LIVES = (
         "who commits where the group stands has come there",
         (
             Edit(
-                COMMITS, "    if after.offset > before.offset and not has_begun_here:\n", "    if not has_begun_here:\n"
+                COMMITS,
+                "    if after.offset > before.offset and not has_begun_here:\n",
+                "    if after.offset >= 0 and not has_begun_here:\n",
             ),
             Edit(
                 "machines/clients/fetching/sharing.py",

@@ -304,13 +304,14 @@ class Settling:
         """The position of a group in a partition that was emptied before it came back: where what came since begins.
 
         Its clients would take what they have committed for an offset out of range, and one that reads from the end
-        would skip what came.
+        would skip what came. Where it was emptied is not known any more once the old layouts are folded away: what
+        retention has deleted since counts as that.
         """
         was = self._offsets.current(group_id, topic.name, number)
         if was is None or not was.is_begun or topic.lineage is None or not topic.is_open(number):
             return None
         start, cuts = topic.log_start(number), topic.lineage.cuts.get(number, NO_CUTS)
-        if not any(was.offset < end <= start for end in cuts.ends):
+        if was.offset >= start or any(end > start for end in cuts.ends):
             return None
         if self._offsets.is_unstable(group_id, topic.name, number):
             return None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
 from anabranch.machines.groups.image import Image, Life
+from anabranch.machines.groups.positions import Unread
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
+from anabranch.server.coordinators.weights import of_loading
 from tests.support.groups import GROUP
+from tests.support.ranged_group import RangedGroup
 from tests.unit.machines.groups.test_positions_asked import Asking
 from tests.unit.machines.groups.test_starts import FOO, Topic, committed
 
@@ -113,6 +117,34 @@ def test_a_partition_that_was_emptied_before_it_came_back_goes_on_with_what_came
     assert committed(world) == {0: 3, 1: 5}, "retired, not back"
     world.set_topics(topic.resize(2))
     assert committed(world) == {0: 3, 1: 10}
+
+
+def test_ranges_that_were_done_above_what_was_emptied_are_kept() -> None:
+    topic = Topic(1)
+    topic.resize(2)
+    topic.ends = {0: 3, 1: 10}
+    group = RangedGroup(topic.image())
+    group.committed(5, partition=1)
+    group.committed(ranges=[(10, 12), (20, 30)], partition=1)
+    topic.starts[1] = 10
+    for count in (1, 2):
+        group.image = topic.resize(count)
+        group.submit(lambda machine: machine.topics_changed(group.image, group.now_ms))
+    position = group.coordinator.positions.get("g", "foo", 1)
+    assert position is not None and position.offset == 13 and not position.is_begun
+    assert [(it.start, it.end) for it in group.fetched(1).committed_range_offsets] == [(20, 30)]
+
+
+def test_a_shard_in_which_no_topic_was_resized_reads_no_position_when_it_is_loaded() -> None:
+    world = Asking(Topic(2).image())
+    world.commit("", -1, 0, 3)
+    positions = world.coordinator.positions
+    positions.unread = mock.Mock(Unread, __len__=lambda _: 1)
+    assert of_loading(world.coordinator) > 0
+    assert not world.coordinator.settling._left
+    world.coordinator.loaded(world.now_ms)
+    positions.unread.names.assert_not_called()
+    positions.unread.take.assert_not_called()
 
 
 def test_what_retention_deletes_of_a_partition_that_never_retired_is_left_to_the_client() -> None:

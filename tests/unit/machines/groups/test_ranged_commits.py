@@ -222,6 +222,12 @@ def test_a_commit_of_where_a_reader_began_does_not_say_that_it_has_come_there(by
     assert passed(group)[0] == 45, "the gate was open: what is behind it is committed"
 
 
+def test_where_a_group_begins_says_nothing_of_the_keys_of_others() -> None:
+    group = RangedGroup()
+    assert group.committed(2, shares=[keys(0, 3, 2)]) == 2
+    assert passed(group) == (0, {0: 2, PLACES[3] + 1: 0})
+
+
 def test_so_does_a_member_that_was_made_to_begin_behind_a_committed_offset() -> None:
     group = RangedGroup()
     group.committed(5)
