@@ -159,7 +159,7 @@ def test_ranges_of_offsets_that_cannot_be_are_refused_with_a_sentence(ranges: li
         ([(5, 4, 0)], "end before they start"),
         ([(-1, 4, 0)], "are none"),
         ([(8, 9, 0), (1, 8, 0)], "overlap those that end at 8"),
-        ([(8, 9, -1)], "has the offset|have the offset -1"),
+        ([(8, 9, -2)], "has the offset|have the offset -2"),
         ([(it, it, 0) for it in range(60_001)], "60001 ranges are committed at once"),
     ],
 )
