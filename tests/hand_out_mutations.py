@@ -18,15 +18,6 @@ OWED = "tests/unit/machines/groups/test_positions_owed.py"
 
 HAND_OUTS = (
     Mutation(
-        "where the next owner of a partition begins is written behind a closed gate",
-        (Edit(WRITTEN, "offset = max(min(offset, ahead), topic.log_start(number))\n", "offset = max(offset, 0)\n"),),
-        (
-            *PYTEST,
-            f"{STARTS}::test_a_partition_that_was_begun_behind_a_closed_gate_is_written_at_the_gate_for_its_next_owner",
-        ),
-        f"{LATEST}::test_a_partition_that_was_begun_behind_a_closed_gate_waits_for_it_under_its_next_owner",
-    ),
-    Mutation(
         "gates of a topic whose order is given up are used on",
         (
             Edit(

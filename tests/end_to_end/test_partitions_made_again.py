@@ -79,10 +79,10 @@ def member(address: str, protocol: str) -> Iterator[Member]:
 
 
 @contextmanager
-def grown_topic(broker: BrokerProcess, partitions: int) -> Iterator[GroupClient]:
+def grown_topic(broker: BrokerProcess, partitions: int, **configs: str) -> Iterator[GroupClient]:
     """Create the topic with one partition, resize it, and write `OLD` to partition 1; a client."""
     with GroupClient(broker.port) as client:
-        client.create(TOPIC, 1)
+        client.create(TOPIC, 1, **configs)
         client.ready(GROUP)
         assert client.resize(TOPIC, partitions) is ErrorCode.NONE
         write(client, 1, OLD)
@@ -127,12 +127,13 @@ def remove_partition_1(client: GroupClient) -> None:
     client.until_partitions(TOPIC, 1)
 
 
+@pytest.mark.parametrize("ordered", ["true", "false"])
 @both_protocols
 def test_a_group_that_was_away_reads_all_of_a_partition_that_was_made_again(
-    broker: BrokerProcess, protocol: str
+    broker: BrokerProcess, protocol: str, ordered: str
 ) -> None:
     """The offset committed in the removed partition is out of range in the new one: the reset skipped all of that."""
-    with grown_topic(broker, 2) as client:
+    with grown_topic(broker, 2, enable_ordered_delivery=ordered) as client:
         commit(client, {0: 0, 1: 5})
         with member(broker.address, protocol) as before:
             assert before.read(5) == OLD[5:]

@@ -287,6 +287,25 @@ def test_a_partition_that_was_begun_behind_a_closed_gate_is_written_at_the_gate_
     world.check()
 
 
+def test_a_partition_that_waited_at_a_gate_is_begun_at_its_next_closed_gate_at_the_most() -> None:
+    """Where its log ended when the group began lies behind that: the group would take that gate for open once."""
+    topic = Topic()
+    for count, ends in ((2, {0: 5}), (1, {0: 5, 1: 3}), (2, {0: 9, 1: 3}), (1, {0: 9, 1: 6})):
+        topic.ends = ends
+        topic.resize(count)
+    topic.ends = {0: 12, 1: 6}
+    topic.starts[0] = 5
+    world = Asking(topic.image())
+    epoch = settle(world, "A", world.join("A").member_epoch)
+    world.submit(lambda machine: machine.reset_heard(FOO, {1: LATEST}, "client", "/host"))
+    assert assigned(world) == "foo-1"
+    world.commit("A", epoch, 1, 3)
+    world.advance(LOOK_MS)
+    settle(world, "A", epoch)
+    assert "foo-0" in assigned(world) and committed(world) == {0: 9, 1: 3}
+    world.check()
+
+
 def test_an_owner_that_has_asked_for_nothing_in_all_of_its_time_is_not_taken_for_one_that_reads_from_the_end() -> None:
     """A member that began slowly had its group lose what the partition that waited held before the group."""
     topic = Topic()
