@@ -294,6 +294,21 @@ def test_a_static_member_comes_back_under_the_other_protocol_while_its_session_l
     world.check()
 
 
+def test_a_static_member_that_comes_back_has_no_topics_of_a_generation_before() -> None:
+    """It joined again with fewer topics, and the rebalance was not over."""
+    world = GroupWorld(topics(foo=1, bar=1))
+    both = {"range": subscription("foo", "bar")}
+    ticket = world.join_classic("", both, instance="i", session_timeout_ms=1_800_000)
+    world.advance(3 * world.settings.initial_rebalance_delay_ms)
+    joined = ticket if isinstance(ticket, JoinGroupResponse) else world.answers[ticket]
+    given = [SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment("foo-0 bar-0"))]
+    world.sync_classic(joined.member_id, joined.generation_id, given)
+    world.join_classic("", EAGER, instance="i", session_timeout_ms=1_800_000)
+    world.join("N", instance_id="i")
+    assert world.named(world.group.members["N"].assigned) == "foo-0"
+    world.check()
+
+
 def test_the_policy_may_forbid_to_move() -> None:
     world = GroupWorld(topics(foo=1), GroupSettings(consumer_migration_policy="downgrade"))
     stable_classic(world, 1, A="foo-0")

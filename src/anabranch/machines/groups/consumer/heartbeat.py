@@ -139,7 +139,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         step.put(current_record(step.group_id, member_id, Member(member_id, said)))
         calls = True
     else:
-        calls = calls_for_assignment(member.described, said)
+        was_classic = replaced is not None and member.described.classic is not None
+        calls = was_classic or calls_for_assignment(member.described, said)  # Its assignment may be of long before.
         if replaced is not None:
             replace_member(step, member, member_id, said)
         elif said != member.described:
