@@ -46,6 +46,11 @@ class Standing(NamedTuple):
     """None: its transaction is open."""
 
 
+def at(offset: int, data: bytes | bytearray | memoryview) -> bytes:
+    """A batch with the offset that a log gives it: of two transactions the later record of a key counts."""
+    return offset.to_bytes(8) + bytes(data[8:])
+
+
 class FalseLog:
     """The log of one partition."""
 
@@ -94,7 +99,7 @@ class FalseLog:
             entries.append(Entry(base + index, key, value, record))
         self.end = base + header.record_count
         committed = None if marker is None else marker.commit
-        self.batches.append(Batch(self.end, bytes(data), tuple(entries), header.producer_id, committed))
+        self.batches.append(Batch(self.end, at(base, data), tuple(entries), header.producer_id, committed))
         self._on_append(self.batches[-1])
         return Appended(base, self.end - 1)
 
@@ -191,7 +196,7 @@ class FalseLog:
                 epoch = parse_header(batch.data).producer_epoch
                 pairs = [(entry.key, entry.value) for entry in kept]
                 data = encode_pairs(pairs, 0, producer_id=batch.producer_id, producer_epoch=epoch)
-                batches.append(Batch(batch.end, bytes(data), kept, batch.producer_id))
+                batches.append(Batch(batch.end, at(kept[0].offset, data), kept, batch.producer_id))
         self.batches = batches
         self._clean_to = max(self._clean_to, end)
         return sum(len(batch.entries) for batch in batches)

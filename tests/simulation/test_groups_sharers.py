@@ -37,6 +37,10 @@ def test_whatever_fails_every_key_has_one_owner_and_is_read_in_order(first: int)
         pytest.param(2_030_105, id="a member with all keys commits them at several offsets"),
         pytest.param(2_040_105, id="keys come and go before a member that has committed nothing has read any of them"),
         pytest.param(3_050_728, id="a sharer that stands still is given more keys"),
+        pytest.param(
+            3_060_859, id="a static member comes back by the other protocol after it joined with fewer topics"
+        ),
+        pytest.param(3_061_091, id="a transaction is overtaken by one that ends first, and the log is read"),
     ],
 )
 def test_a_life_that_ended_badly_ends_well(seed: int) -> None:
