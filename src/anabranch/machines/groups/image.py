@@ -87,7 +87,7 @@ class TopicImage:
 
     @property
     def reopened(self) -> range:
-        """The partitions that have retired and come back, and others between them: as far as layouts are known."""
+        """A range with all partitions that have retired and come back, as far as layouts are known; empty if none."""
         high = top = 0
         low: int | None = None
         for count in () if self.lineage is None else self.lineage.counts:

@@ -2,7 +2,8 @@
 
     ranges of keys      each lies in what the member holds, has or is revoking; otherwise the commit is refused
     ranges of offsets   the member holds keys of the partition; a range of offsets does not say of which
-    plain               counts for the keys that the member holds, as if it had named them
+    plain               counts for the keys that the member holds, as if it had named them; of gates that were
+                        gone through it says no more than any plain commit (`ranged_commits`)
 
 So a member that has let go of keys, and learns late of it, moves nothing of what their next owner does. That holds for
 members of the consumer protocol; a commit by no member is that of a tool, which sets the offset of all keys.

@@ -3,6 +3,8 @@
 `auto.offset.reset` of a client applies to a partition that existed when its group first subscribed to the topic. A
 partition that appeared later begins at its log start for every client, because the coordinator writes that position
 itself (ordering.md, section 8). A group without a record began while the topic had the partitions of its creation.
+A partition that was removed and made again appeared later, whether anybody has seen it gone or not: a beginning names
+the lives that partitions had then (`image.Life`; ADR 0033).
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ voids it, as `ranges_since` of the position is another then.
 
 A commit by offsets that leaves a gap below waits (the purgatory): until the gap is closed, by commits or by what open
 transactions have committed, or until its own transaction has ended. A commit by key range leaves none.
+
+An offset is a state of all keys. It does not wait for its marker together with ranges of other transactions, as the
+later of the two would take the place of the other: whichever comes second is to be sent again (`Offsets`; ADR 0048).
 """
 
 from __future__ import annotations
