@@ -248,6 +248,11 @@ class Coordinator:
         held = known.state is TransactionState.ONGOING and partition in known.partitions
         return ErrorCode.NONE if held else ErrorCode.INVALID_TXN_STATE
 
+    def begun_ms(self, transactional_id: str) -> int:
+        """When the present transaction of a producer began; -1 if there is none."""
+        known = self._transactions.get(transactional_id)
+        return NOT_STARTED if known is None else known.started_ms
+
     def describe(self, transactional_id: str) -> DescribedTransaction:
         """Describe a transaction, for DescribeTransactions."""
         known = self._transactions.get(transactional_id)

@@ -6,6 +6,7 @@ begins the delivery again once it is loaded.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -102,6 +103,12 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
         except ApiError as error:
             return error.code
         return machine.verify(transactional_id, producer_id, producer_epoch, partition)
+
+    def begun_ms(self, transactional_id: str) -> int:
+        """When the present transaction of a producer began, in ms: it tells it from others; -1 if unknown."""
+        with contextlib.suppress(ApiError):
+            return self.shard_of(transactional_id).machine.begun_ms(transactional_id)
+        return -1
 
     def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction | None]]:
         """Every transactional id that passes the filter, with its state; None for each that does not.

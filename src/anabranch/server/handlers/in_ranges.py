@@ -38,15 +38,18 @@ def in_ranges(
     broker: BrokerContext,
     request: Request,
     commit: Callable[[Request], Response | Awaitable[Response]],
-    refuse: Callable[[ErrorCode, str], Response],
+    refuse: Callable[[Request, ErrorCode, str], Response],
 ) -> Response | Awaitable[Response]:
-    """Commit a request, in stretches if it has many ranges; `refuse` makes a response with one code for all."""
+    """Commit a request, in stretches if it has many ranges; `refuse` makes the response to one with a code for all.
+
+    `commit` is called once for each stretch, some time after the one before: what has to hold then it looks at itself.
+    """
     count = sum(ranges_of(part) for topic in request.topics for part in topic.partitions)
     if not count or (count <= RANGES_AT_A_TIME and broker.groups.takes_individual):
         return commit(request)
     if count > RANGES_PER_COMMIT_MAX:
         message = f"{count} ranges are committed at once; {RANGES_PER_COMMIT_MAX} can be."
-        return refuse(ErrorCode.INVALID_REQUEST, message)
+        return refuse(request, ErrorCode.INVALID_REQUEST, message)
     return _in_stretches(broker, request, commit, refuse)
 
 
@@ -54,15 +57,15 @@ async def _in_stretches(
     broker: BrokerContext,
     request: Any,
     commit: Callable[[Any], Any],
-    refuse: Callable[[ErrorCode, str], Any],
+    refuse: Callable[[Any, ErrorCode, str], Any],
 ) -> Any:
     try:
         await broker.groups.ensure_individual()
     except ApiError as error:
-        return refuse(error.code, error.message)
+        return refuse(request, error.code, error.message)
     # Apart from the loop, where 60,000 ranges would take too long, and once for all stretches of a partition.
     wrong = await asyncio.get_running_loop().run_in_executor(None, _wrong, request)
-    whole = refuse(ErrorCode.NONE, "")
+    whole = refuse(request, ErrorCode.NONE, "")
     for topic, answered in zip(request.topics, whole.topics, strict=True):
         for number, asked in enumerate(topic.partitions):
             if id(asked) in wrong:

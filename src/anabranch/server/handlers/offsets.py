@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -49,26 +50,6 @@ def handle_offset_commit(
     broker: BrokerContext, request: OffsetCommitRequest, call: RequestContext
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     """Commit offsets of a group, durably."""
-
-    def refuse(code: ErrorCode, message: str) -> OffsetCommitResponse:
-        return OffsetCommitResponse(
-            topics=[
-                OffsetCommitResponseTopic(
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    partitions=[
-                        OffsetCommitResponsePartition(
-                            partition_index=it.partition_index,
-                            error_code=code,
-                            error_message=message if ranges_of(it) else None,
-                        )
-                        for it in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
-
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
@@ -78,9 +59,34 @@ def handle_offset_commit(
         return submitted(part)
 
     def submitted(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
-        return submit(broker, part.group_id, lambda groups, now_ms: groups.offset_commit(part, caller, now_ms), refuse)
+        return submit(
+            broker,
+            part.group_id,
+            lambda groups, now_ms: groups.offset_commit(part, caller, now_ms),
+            partial(_commit_refused, part),
+        )
 
-    return in_ranges(broker, request, commit, refuse)
+    return in_ranges(broker, request, commit, _commit_refused)
+
+
+def _commit_refused(request: OffsetCommitRequest, code: ErrorCode, message: str) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        topics=[
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=[
+                    OffsetCommitResponsePartition(
+                        partition_index=it.partition_index,
+                        error_code=code,
+                        error_message=message if ranges_of(it) else None,
+                    )
+                    for it in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 async def _commit_the_rest(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -178,46 +179,63 @@ def handle_txn_offset_commit(
     broker: BrokerContext, request: TxnOffsetCommitRequest, call: RequestContext
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
-
-    def refuse(code: ErrorCode, message: str = "") -> TxnOffsetCommitResponse:
-        return TxnOffsetCommitResponse(
-            topics=[
-                TxnOffsetCommitResponseTopic(
-                    name=topic.name,
-                    partitions=[
-                        TxnOffsetCommitResponsePartition(
-                            partition_index=it.partition_index,
-                            error_code=code,
-                            error_message=message if ranges_of(it) else None,
-                        )
-                        for it in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
-
     try:
         partition = broker.groups.shard_of(request.group_id).partition.name
     except ApiError as error:
-        return refuse(error.code)
-    verified = broker.transactions.verify(
-        request.transactional_id, partition, request.producer_id, request.producer_epoch
-    )
-    if verified is not ErrorCode.NONE:
-        abortable = verified is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
-        return refuse(ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(verified, verified))
+        return _offsets_refused(request, error.code)
+    transactions, name = broker.transactions, request.transactional_id
+    begun_ms = transactions.begun_ms(name)
+
+    def verified() -> ErrorCode:
+        """The error of what is not, or not any more, part of the transaction in which the request came."""
+        code = transactions.verify(name, partition, request.producer_id, request.producer_epoch)
+        if code is ErrorCode.NONE and transactions.begun_ms(name) != begun_ms:
+            code = ErrorCode.INVALID_TXN_STATE
+        abortable = code is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
+        return ErrorCode.TRANSACTION_ABORTABLE if abortable else _OF_OFFSETS.get(code, code)
+
+    if (refused := verified()) is not ErrorCode.NONE:
+        return _offsets_refused(request, refused)
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+        """Commit a part: verified as it takes its place in line, before any marker that ends the transaction."""
+        if (refused := verified()) is not ErrorCode.NONE:
+            return _offsets_refused(part, refused)
         with contextlib.suppress(ApiError):  # What follows fails, too.
-            broker.groups.shard_of(part.group_id).tell(lambda groups, now_ms: groups.name_ranges(part, now_ms))
+            broker.groups.shard_of(part.group_id).tell(
+                lambda groups, now_ms: groups.name_ranges(part, now_ms),
+                lambda groups: groups.weight_of_offsets(part.group_id),
+            )
         ticket = broker.groups.ticket()
         return submit(
-            broker, part.group_id, lambda groups, now_ms: groups.txn_offset_commit(part, caller, ticket, now_ms), refuse
+            broker,
+            part.group_id,
+            lambda groups, now_ms: groups.txn_offset_commit(part, caller, ticket, now_ms),
+            partial(_offsets_refused, part),
+            weigh=lambda groups: groups.weight_of_txn_commit(part),
         )
 
-    return in_ranges(broker, request, commit, refuse)
+    return in_ranges(broker, request, commit, _offsets_refused)
+
+
+def _offsets_refused(request: TxnOffsetCommitRequest, code: ErrorCode, message: str = "") -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        topics=[
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=[
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=it.partition_index,
+                        error_code=code,
+                        error_message=message if ranges_of(it) else None,
+                    )
+                    for it in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ]
+    )
 
 
 NO_EPOCH = -1
