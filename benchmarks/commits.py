@@ -14,7 +14,7 @@ from uuid import UUID
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image, TopicImage
-from anabranch.machines.groups.individual_store import BuriedRanges
+from anabranch.machines.groups.ranged import DURABLE_EFFECTS
 from anabranch.machines.groups.records import decode_record, encode_record, is_individual
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.keyspace import SPACE, cuts
@@ -62,8 +62,8 @@ class _Group:
         for record in outcome.records:
             self.coordinator.apply(record)  # type: ignore[arg-type]
         for effect in outcome.effects:
-            if isinstance(effect, BuriedRanges):
-                self.submit(self.coordinator.ranged.decide_tombstones(effect))
+            if isinstance(effect, DURABLE_EFFECTS):
+                self.submit(self.coordinator.ranged.decide_durable(effect, self.now_ms))
 
     def commit(self, ranges: Sequence[tuple[int, int]] = (), shares: Sequence[tuple[int, int, int]] = ()) -> None:
         """Commit ranges."""

@@ -86,18 +86,7 @@ HAND_OUTS = (
     ),
     Mutation(
         "what is deleted before a later partition is first read takes others with it",
-        (
-            Edit(
-                FETCHES,
-                "        if not position.is_begun and known is not None:\n",
-                "        if not position.is_begun and known is None:\n",
-            ),
-            Edit(
-                FETCHES,
-                "            offset = max(offset, known.log_start(partition))\n",
-                "            offset = 0\n",
-            ),
-        ),
+        (Edit(FETCHES, "            position = position.told(known.log_start(partition))\n", "            pass\n"),),
         (*PYTEST, f"{OWED}::test_what_is_deleted_before_a_later_partition_is_read_is_not_where_it_begins"),
         f"{LATEST}::test_records_deleted_from_a_later_partition_while_the_group_is_away_take_no_others_with_them",
     ),
@@ -112,8 +101,8 @@ HAND_OUTS = (
         (
             Edit(
                 "machines/groups/offsets.py",
-                "        return position._replace(offset=max(position.offset, start))\n",
-                "        return position._replace()\n",
+                "return position and position.told(topic.log_start(partition) if topic.is_open(partition) else base)",
+                "return position and position.told(0)",
             ),
         ),
         (*PYTEST, f"{OWED}::test_a_commit_by_ranges_begins_where_its_member_was_told_to"),

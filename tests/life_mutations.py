@@ -12,6 +12,7 @@ GROUPS = "tests/unit/machines/groups"
 LIVES_OF = f"{GROUPS}/test_lives_of_partitions.py"
 RANGED = f"{GROUPS}/test_ranged_commits.py"
 OFFSETS = "machines/groups/offsets.py"
+LEFT = "test_what_is_left_of_a_request_when_its_transaction_is_aborted_counts_nothing"
 COMMITS = "machines/groups/ranged_commits.py"
 SETTLING = "machines/groups/settling.py"
 
@@ -58,8 +59,8 @@ LIVES = (
         (
             Edit(
                 SETTLING,
-                "        if was.offset >= start or any(end > start for end in cuts.ends):\n",
-                "        if was.offset >= 0 or start < 0:\n",
+                "(was.offset >= start or any(end > start for end in cuts.ends))",
+                "(was.offset >= 0 or start < 0)",
             ),
         ),
         (*PYTEST, f"{LIVES_OF}::test_a_partition_that_was_emptied_before_it_came_back_goes_on_with_what_came_since"),
@@ -127,6 +128,45 @@ LIVES = (
         ),
         (*PYTEST, f"{RANGED}::test_a_commit_of_where_a_reader_began_does_not_say_that_it_has_come_there"),
         f"{BEHIND}::test_who_seeks_behind_a_closed_gate_and_leaves_opens_it_for_no_next_owner",
+    ),
+    Mutation(
+        "a late commit of a former life of its partition counts",
+        (
+            Edit(
+                OFFSETS,
+                "        if max(offset, 0) < topic.life(index).begins:",
+                "        if topic.life(index).begins < 0:",
+            ),
+        ),
+        (*PYTEST, f"{LIVES_OF}::test_a_late_commit_of_a_former_life_leaves_the_position_of_the_present_one"),
+        f"{MADE_AGAIN}::test_a_late_commit_of_a_removed_partition_leaves_the_position_in_the_one_that_was_made_again",
+    ),
+    Mutation(
+        "what is left of a request is committed behind the end of its transaction",
+        (
+            Edit(
+                "server/handlers/transactions.py",
+                "is not ErrorCode.NONE:\n            return _offsets_refused(part, refused)",
+                "is None:\n            return _offsets_refused(part, refused)",
+            ),
+        ),
+        (*PYTEST, f"{IN_TRANSACTIONS}::{LEFT}[False]"),
+        f"{IN_TRANSACTIONS}::{LEFT}[True]",
+    ),
+    Mutation(
+        "what the second log refuses is not decided again",
+        (
+            Edit(
+                "server/coordinators/shard.py",
+                "        if key is not None and self._machine is not None and",
+                "        if key is None and self._machine is not None and",
+            ),
+        ),
+        (
+            *PYTEST,
+            f"{IN_TRANSACTIONS}::test_what_a_transaction_has_committed_outlives_that_the_topic_of_ranges_is_deleted",
+        ),
+        f"{IN_TRANSACTIONS}::test_what_a_transaction_has_committed_outlives_that_the_topic_of_ranges_is_deleted",
     ),
 )
 """The rules of `tests.mutations`."""

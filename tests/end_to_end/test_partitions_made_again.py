@@ -216,3 +216,18 @@ def test_groups_that_only_have_offsets_begin_at_the_start_of_a_partition_added_b
         while (found := offsets_in(client, OTHERS, 1)) != {(0, ErrorCode.NONE)}:
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
+
+
+def test_a_late_commit_of_a_removed_partition_leaves_the_position_in_the_one_that_was_made_again(
+    broker: BrokerProcess,
+) -> None:
+    """It took the place of that: clients that read from the end skipped what was written since."""
+    with grown_topic(broker, 2) as client:
+        commit(client, {0: 0, 1: 5})
+        remove_partition_1(client)
+        assert client.resize(TOPIC, 2) is ErrorCode.NONE
+        write(client, 1, NEW)
+        for late in (None, 7):
+            if late is not None:
+                commit(client, {1: late})
+            assert offsets_in(client, [GROUP], 1) == {(len(OLD), ErrorCode.NONE)}

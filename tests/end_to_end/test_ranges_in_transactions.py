@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,22 @@ from anabranch.base.errors import ErrorCode
 from anabranch.client import OffsetAndMetadata, Producer
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset, OffsetRange
+from anabranch.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+)
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
-from tests.end_to_end.test_commits_by_range import END, MIDDLE, RangedClient, connected
+from tests.end_to_end.test_commits_by_range import END, MIDDLE, RANGES_TOPIC, RangedClient, connected
 from tests.support.broker import BrokerProcess
 from tests.support.transactions import TransactionalProducer, retried
 
 Connect = Callable[[], RangedClient]
+UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 
 
 @pytest.fixture
@@ -47,9 +54,13 @@ class Thread:
         self.producer = TransactionalProducer(self.client, name, timeout_ms).init()
 
     def send(
-        self, *ranges: tuple[int, int], shares: tuple[tuple[int, int, int], ...] = (), offset: int = -1
+        self,
+        *ranges: tuple[int, int],
+        shares: tuple[tuple[int, int, int], ...] = (),
+        offset: int = -1,
+        beside: tuple[TxnOffsetCommitRequestPartition, ...] = (),
     ) -> tuple[int, int]:
-        """AddOffsetsToTxn, and send TxnOffsetCommit without waiting for its answer."""
+        """AddOffsetsToTxn, and send TxnOffsetCommit without waiting for its answer; `beside`: more partitions."""
         producer = self.producer
         who: dict[str, Any] = {"producer_id": producer.producer_id, "producer_epoch": producer.epoch}
         added = AddOffsetsToTxnRequest(transactional_id=producer.name, group_id="g", **who)
@@ -61,7 +72,7 @@ class Thread:
             offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
             key_range_offsets=[KeyRangeOffset(start=start, end=end, offset=at) for start, end, at in shares],
         )
-        topics = [TxnOffsetCommitRequestTopic(name="t", partitions=[part])]
+        topics = [TxnOffsetCommitRequestTopic(name="t", partitions=[part, *beside])]
         request = TxnOffsetCommitRequest(transactional_id=producer.name, group_id="g", topics=topics, **who)
         return self.client.send(request, 4)
 
@@ -75,6 +86,21 @@ def connect(broker: BrokerProcess) -> Iterator[Connect]:
     """Makes connections that are closed in the end."""
     with contextlib.ExitStack() as made:
         yield lambda: made.enter_context(contextlib.closing(RangedClient(broker.port)))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stable(client: RangedClient, partition: int) -> tuple[int, int]:
+    """OffsetFetch of stable offsets: the offset and the error of a partition."""
+    topics = [OffsetFetchRequestTopics(name="t", partition_indexes=[partition])]
+    request = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="g", topics=topics)], require_stable=True)
+    (part,) = client.call(request, 9).groups[0].topics[0].partitions
+    return part.committed_offset, part.error_code
 
 
 def begun(broker: BrokerProcess) -> RangedClient:
@@ -124,6 +150,47 @@ def test_one_that_waits_is_answered_when_its_transaction_times_out(broker: Broke
         thread = Thread(connect(), "a", timeout_ms=1_000)
         assert thread.answer(thread.send((45, 49))) == ErrorCode.INVALID_PRODUCER_EPOCH
         assert client.progress() == (40, [], [])
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_what_is_left_of_a_request_when_its_transaction_is_aborted_counts_nothing(
+    broker: BrokerProcess, connect: Connect, *, goes_on: bool
+) -> None:
+    """It was committed behind the marker: pending for ever, or part of the producer's next transaction."""
+    with connected(broker) as client:
+        client.create("t", partitions=2)
+        assert client.commit("g", {("t", 0): 40, ("t", 1): 50}) == [ErrorCode.NONE] * 2
+        thread = Thread(connect(), "a")
+        late = TxnOffsetCommitRequestPartition(partition_index=1, committed_offset=90, committed_metadata="")
+        waits = thread.send((45, 45), *((47 + 2 * n, 47 + 2 * n) for n in range(300)), beside=(late,))
+        until(lambda: client.metadata(RANGES_TOPIC).error_code == ErrorCode.NONE)
+        time.sleep(0.3)  # Its first stretch waits for 40 to 44: that it does, nobody can see.
+        other = TransactionalProducer(connect(), "a")
+        other.producer_id, other.epoch = thread.producer.producer_id, thread.producer.epoch
+        assert other.end(commit=False) == ErrorCode.NONE
+        if goes_on:
+            assert other.commit_offset("g", "t", 0, 41) == ErrorCode.NONE
+        answered = [ErrorCode(part.error_code) for part in thread.client.receive(waits).topics[0].partitions]
+        assert ErrorCode.NONE not in answered
+        if goes_on:
+            assert other.end(commit=True) == ErrorCode.NONE
+        assert stable(client, 0) == (41 if goes_on else 40, ErrorCode.NONE)
+        assert stable(client, 1) == (50, ErrorCode.NONE)
+
+
+def test_what_a_transaction_has_committed_outlives_that_the_topic_of_ranges_is_deleted(
+    broker: BrokerProcess, connect: Connect
+) -> None:
+    """The topic is made again: what was committed was neither folded nor given up, in no time."""
+    with begun(broker) as client:
+        below, above = Thread(connect(), "a"), Thread(connect(), "b")
+        assert below.answer(below.send((40, 44))) == ErrorCode.NONE
+        assert above.answer(above.send((45, 49))) == ErrorCode.NONE
+        client.delete(RANGES_TOPIC)
+        assert above.producer.end(commit=True) == ErrorCode.NONE
+        until(lambda: client.progress() == (40, [(45, 49)], []) and stable(client, 0)[1] == UNSTABLE)
+        assert below.producer.end(commit=True) == ErrorCode.NONE
+        until(lambda: stable(client, 0) == (50, ErrorCode.NONE))
 
 
 def test_producers_of_ours_commit_ranges_and_wait_for_gaps(broker: BrokerProcess) -> None:

@@ -23,7 +23,7 @@ from anabranch.machines.groups.classic import ClassicGroup, ClassicState
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.gate_effects import AskNextRecords
-from anabranch.machines.groups.individual_store import BuriedRanges
+from anabranch.machines.groups.ranged import DURABLE_EFFECTS
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Outcome
@@ -390,8 +390,8 @@ class Broker:
         """Ask the leaders, which answer later, or not at all."""
         if isinstance(effect, AskNextRecords):
             self.world.after(self.world.delay_ms(), self._leaders_answer, effect, self.lives)
-        elif isinstance(effect, BuriedRanges) and self.shard is not None:
-            self.process.call(self.shard.tell, lambda machine, _: machine.ranged.decide_tombstones(effect))
+        elif isinstance(effect, DURABLE_EFFECTS) and self.shard is not None:
+            self.process.call(self.shard.tell, lambda machine, now_ms: machine.ranged.decide_durable(effect, now_ms))
 
     def _leaders_answer(self, ask: AskNextRecords, life: int) -> None:
         if life != self.lives or self.shard is None:

@@ -14,6 +14,7 @@ from anabranch.machines.groups.consumer.reconcile import pending
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.gate_effects import AskNextRecords
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.machines.groups.ranged import FOLD_KEY
 from anabranch.machines.groups.records import decode_record, encode_record
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
@@ -166,6 +167,7 @@ class GroupWorld:
         self.log.append((b"", b"1" if committed else b"0", producer_id))
         self.coordinator.apply_marker(producer_id, 0, committed)
         self.submit(lambda machine: machine.marked(producer_id, self.now_ms))
+        self.submit(lambda machine: machine.on_timer(FOLD_KEY, self.now_ms))
 
     def advance(self, ms: int) -> None:
         """Let time pass, and timers ring."""

@@ -10,9 +10,10 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.image import Image
-from anabranch.machines.groups.individual_store import BuriedRanges
+from anabranch.machines.groups.ranged import DURABLE_EFFECTS, FOLD_KEY
 from anabranch.machines.groups.records import decode_record, encode_record, is_individual
 from anabranch.machines.groups.settings import GroupSettings
+from anabranch.machines.groups.transaction_ranges import FoldedRanges
 from anabranch.machines.keyspace import SPACE_END
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import (
@@ -96,8 +97,8 @@ class RangedGroup:
         self.durable = [len(log) for log in self.logs]
         waiting, self.waiting = self.waiting, []
         for effect in waiting:
-            if isinstance(effect, BuriedRanges):
-                self.submit(lambda machine, effect=effect: machine.ranged.decide_tombstones(effect))
+            if isinstance(effect, DURABLE_EFFECTS):
+                self.submit(lambda machine, effect=effect: machine.ranged.decide_durable(effect, self.now_ms))
             else:
                 self.effects.append(effect)
 
@@ -186,12 +187,15 @@ class RangedGroup:
         reply = self.answers.get(ticket)
         return None if reply is None else ErrorCode(reply.topics[0].partitions[0].error_code)
 
-    def end(self, producer_id: int, *, committed: bool) -> None:
-        """Write the marker of a transaction."""
+    def end(self, producer_id: int, *, committed: bool, durable: bool = True) -> None:
+        """Write the marker of a transaction. `durable`: what follows from it is, too, one step after the other."""
         self.logs[0].append(((b"", b"1" if committed else b"0"),))
         self.producers.append(producer_id)
         self.coordinator.apply_marker(producer_id, 0, committed)
         self.submit(lambda machine: machine.marked(producer_id, self.now_ms))
+        self.submit(lambda machine: machine.on_timer(FOLD_KEY, self.now_ms))
+        while durable and any(isinstance(effect, FoldedRanges) for effect in self.waiting):
+            self.sync()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

@@ -50,6 +50,10 @@ class Timers:
         """Count the timers that are set."""
         return len(self._timers)
 
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a timer is set."""
+        return key in self._timers
+
     def set(self, key: Hashable, at_ms: int) -> None:
         """Call `due(key)` at `at_ms`, and not at any time set for this key before."""
         timer = self._timers.get(key)

@@ -147,19 +147,6 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             case _:
                 self._apply_consumer(key.group_id, record)
 
-    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
-        """End a producer's transaction."""
-        del producer_epoch
-        for group_id, partition in self.positions.end_transaction(producer_id, committed=committed):
-            self._follow(group_id, partition)
-            self.keeper.moved_by_marker(group_id, *partition)
-        self.offsets.in_transactions.end(producer_id, committed=committed)
-
-    def marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """After the marker of a transaction: go on with what waited for it."""
-        outcome = self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
-        return self.keeper.rung_by_marker(self.settling.marked(outcome, now_ms), now_ms)
-
     def _follow(self, group_id: str, partition: tuple[str, int]) -> None:
         """Bury the ranges that a position has passed."""
         individual = self.offsets.individual
@@ -256,7 +243,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             case ("expire",):
                 return self.ranged.burying(self.expiry.decide(now_ms))
             case ("fold",):
-                return self.ranged.burying(self.ranged.decide_folds(now_ms))
+                return self.decide_fold(now_ms)
             case ("purgatory", str(group_id)):
                 return self.decide_purgatory(group_id, now_ms)
             case ("ranges",):
@@ -575,7 +562,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self.offsets.all_of(group_id))
         self._end(group, group_id, draft, now_ms)
-        return self.ranged.burying(draft.outcome(ErrorCode.NONE))
+        return self._looking_at_purgatory(self.ranged.burying(draft.outcome(ErrorCode.NONE)), group_id, now_ms)
 
     def list_groups(self) -> Iterator[ListedGroup]:
         """All groups, those that only have positions included."""

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.keyspace import Interval, interval
 from anabranch.machines.lineage import BEYOND, Lineage
 
@@ -196,6 +197,11 @@ class Image:
     def by_id(self) -> Mapping[UUID, TopicImage]:
         """The topics by id."""
         return {topic.topic_id: topic for topic in self.by_name.values()}
+
+    def id_of(self, name: str) -> UUID:
+        """The id of the topic that has a name now; NO_TOPIC_ID if none has."""
+        topic = self.by_name.get(name)
+        return NO_TOPIC_ID if topic is None else topic.topic_id
 
     def name_of(self, topic_id: UUID) -> str:
         """A topic's name, empty if it is gone."""

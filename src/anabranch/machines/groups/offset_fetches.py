@@ -24,7 +24,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.committers import fetch_error
 from anabranch.machines.groups.consumer.group import ConsumerGroup
-from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE, Offsets, id_of
+from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE, Offsets
 from anabranch.machines.groups.ranges_on_wire import KeyRanges, Ranges
 from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchRequestGroup,
@@ -79,11 +79,11 @@ class OffsetFetches(NamedTuple):
             for (name, partition), position in sorted(offsets.positions.entries(asked.group_id)):
                 if offsets.is_current(name, partition, position):
                     listed.setdefault(name, []).append(partition)
-            return [(name, id_of(offsets.image, name), partitions) for name, partitions in listed.items()]
+            return [(name, offsets.image.id_of(name), partitions) for name, partitions in listed.items()]
         wanted: dict[tuple[str, UUID], Iterable[int]] = {}
         for topic in asked.topics:
             name = offsets.image.name_of(topic.topic_id) if by_id else topic.name
-            wanted[name, topic.topic_id if by_id else id_of(offsets.image, name)] = topic.partition_indexes
+            wanted[name, topic.topic_id if by_id else offsets.image.id_of(name)] = topic.partition_indexes
         return [(name, topic_id, partitions) for (name, topic_id), partitions in wanted.items()]
 
     def _fetched(
@@ -102,12 +102,12 @@ class OffsetFetches(NamedTuple):
             return OffsetFetchResponsePartitions(
                 partition_index=partition, committed_offset=-1, metadata="", error_code=code
             )
-        offset, known = position.offset, offsets.image.by_name.get(topic)
-        if not position.is_begun and known is not None:
-            offset = max(offset, known.log_start(partition))
+        known = offsets.image.by_name.get(topic)
+        if known is not None:
+            position = position.told(known.log_start(partition))
         found = OffsetFetchResponsePartitions(
             partition_index=partition,
-            committed_offset=offset,
+            committed_offset=position.offset,
             committed_leader_epoch=position.leader_epoch,
             metadata=position.metadata,
         )

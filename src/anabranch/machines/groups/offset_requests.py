@@ -1,4 +1,4 @@
-"""The part of a coordinator that takes the requests for committed offsets (`offsets`)."""
+"""The part of a coordinator that takes the requests for committed offsets, and ends transactions (`offsets`)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.positions import Partition
 from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settling import Settling
@@ -33,7 +34,7 @@ Reply = TypeVar("Reply")
 
 
 class OffsetRequests:
-    """OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete."""
+    """OffsetCommit, TxnOffsetCommit, OffsetFetch, OffsetDelete, and what follows from the ends of transactions."""
 
     groups: dict[str, Group]
     offsets: Offsets
@@ -41,6 +42,9 @@ class OffsetRequests:
     settling: Settling
     ranged: RangedCommits
     rebalances: Counter[str]
+
+    @abstractmethod
+    def _follow(self, group_id: str, partition: Partition) -> None: ...
 
     @abstractmethod
     def _step(self, group: ConsumerGroup, now_ms: int) -> Step: ...
@@ -126,6 +130,29 @@ class OffsetRequests:
             draft.set_timer(("purgatory", group_id), now_ms)
         return draft.outcome(None)
 
+    def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        """End a producer's transaction."""
+        del producer_epoch
+        for group_id, partition in self.offsets.positions.end_transaction(producer_id, committed=committed):
+            self._follow(group_id, partition)
+            self.ranged.moved_by_marker(group_id, partition)
+            self.settling.moved_by_marker(group_id, partition)
+            self.keeper.moved_by_marker(group_id, *partition)
+        self.offsets.in_transactions.end(producer_id, committed=committed)
+
+    def marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """After the marker of a transaction: go on with what waited for it. The timer `FOLD_KEY` is due then."""
+        outcome = self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
+        return self.keeper.rung_by_marker(self.settling.marked(outcome, now_ms), now_ms)
+
+    def decide_fold(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Fold the next commit by ranges of a transaction that is committed."""
+        change = next(iter(self.offsets.in_transactions.decided.values()), None)
+        if change is None:
+            return Outcome(None)
+        outcome = self.ranged.burying(self.ranged.decide_fold(change, now_ms))
+        return self.keeper.rung(outcome, change.group_id, now_ms)
+
     def offset_fetch(
         self, asked: OffsetFetchRequestGroup, require_stable: bool, version: int, now_ms: int, *, is_part: bool = False
     ) -> OffsetFetchResponseGroup:
@@ -142,10 +169,9 @@ class OffsetRequests:
         self, request: OffsetDeleteRequest, now_ms: int
     ) -> Outcome[OffsetDeleteResponse, CoordinatorRecord]:
         """Forget positions, but not of topics that members read."""
-        del now_ms
         group = self.groups.get(request.group_id)
         outcome = self.offsets.delete(group, request, self._read_topics(group))
         by_name, keys = self.offsets.image.by_name, (record.key for record in outcome.records)
         gone = [(key.topic, key.partition) for key in keys if isinstance(key, OffsetCommitKey)]
         self.keeper.deleted(request.group_id, [(by_name[name].topic_id, it) for name, it in gone if name in by_name])
-        return self.ranged.burying(outcome)
+        return self._looking_at_purgatory(self.ranged.burying(outcome), request.group_id, now_ms)

@@ -11,7 +11,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
-from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
@@ -30,7 +29,7 @@ from anabranch.machines.groups.ranges_on_wire import commit_of
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.shared_commits import refusal
-from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold, leaves_gap, tombstone
+from anabranch.machines.groups.transaction_ranges import Change, TransactionRanges, fold
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -58,6 +57,8 @@ Group = ConsumerGroup | ClassicGroup
 TOPIC_IDS_SINCE = 10
 NO_MEMBER = -1
 """The epoch, or generation, of a commit by no member; that of a static member which has left for a while is lower."""
+REPEATED_MAX = 10_000
+"""Partitions of groups that are remembered as those of which it was logged that offsets were committed again."""
 
 
 class Answered(NamedTuple):
@@ -273,7 +274,7 @@ class Offsets:
                 yield Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE, message=no_room)
             elif index not in ranged:
                 by_member = member is not None
-                yield self._commit_plain(group_id, topic, part, metadata, now_ms, draft, by_member=by_member)
+                yield self._commit_plain(group_id, topic, part, producer_id, now_ms, draft, by_member=by_member)
             elif isinstance(once, Counter) and once[index] > 1:
                 message = "A request that commits ranges of a partition can name the partition once."
                 yield Answered(index, ErrorCode.INVALID_REQUEST, message=message)
@@ -287,16 +288,18 @@ class Offsets:
         group_id: str,
         topic: TopicImage,
         part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition,
-        metadata: str,
+        producer_id: int,
         now_ms: int,
         draft: Draft[CoordinatorRecord],
         *,
         by_member: bool,
     ) -> Answered:
-        index = part.partition_index
-        before = self.current(group_id, topic.name, index)
-        offset, epoch = part.committed_offset, part.committed_leader_epoch
-        position = Position(offset, epoch, metadata, now_ms, topic.topic_id)
+        index, offset = part.partition_index, part.committed_offset
+        before = self._pending(group_id, topic, index, producer_id) or self.current(group_id, topic.name, index)
+        if max(offset, 0) < topic.life(index).begins:  # It is late, and tells nothing of the present life.
+            return Answered(index, ErrorCode.NONE, -1 if before is None else before.offset)
+        metadata = part.committed_metadata or ""
+        position = Position(offset, part.committed_leader_epoch, metadata, now_ms, topic.topic_id)
         held = self.individual.of(group_id, (topic.name, index), before)
         position = ranged_commits.plain(before, held, position, by_member=by_member)
         self.on_commit(group_id, topic, index, position)
@@ -311,8 +314,9 @@ class Offsets:
         written that would overtake what an open transaction has committed.
         """
         records: list[CoordinatorRecord] = []
-        if self._transaction_error(group, request):
+        if self._transaction_error(group, request) or not self.settings.individual_commits:
             return records
+        by_member = request.generation_id != NO_MEMBER
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)
             for part in topic.partitions:
@@ -320,6 +324,8 @@ class Offsets:
                 if known is None or not known.ever_had(index) or not (part.offset_ranges or part.key_range_offsets):
                     continue
                 if self.positions.unstable(request.group_id, known.name, index):
+                    continue
+                if by_member and refusal(group, request.member_id, known.topic_id, part):
                     continue
                 before = self._stands(request.group_id, known, index, part.committed_offset)
                 if before is None and self._room.is_full:
@@ -349,8 +355,9 @@ class Offsets:
                 with contextlib.suppress(WrongRangesError):
                     added = commit_of(part, position.offset).offset_ranges
                     held = self.individual.of(request.group_id, at, position)
-                    changes = self.in_transactions.of(request.group_id, at)
-                    if added[0][0] >= position.offset and leaves_gap(position, held, changes, added):
+                    if added[0][0] >= position.offset and self.in_transactions.leaves_gap(
+                        request.group_id, at, position, held, added
+                    ):
                         return True
         return False
 
@@ -368,7 +375,7 @@ class Offsets:
         Where the transaction itself has committed an offset before, its ranges go with that.
         """
         index = part.partition_index
-        before = self.positions.pending(group_id, topic.name, index, producer_id)
+        before = self._pending(group_id, topic, index, producer_id)
         if before is not None and not before.ranges_since:
             before = before._replace(ranges_since=max(1, now_ms))
             draft.write(position_record(group_id, topic.name, index, before))
@@ -376,8 +383,9 @@ class Offsets:
         commit = self._checked(part, topic.log_start(index), -1 if before is None else before.offset)
         if isinstance(commit, Answered):
             return commit
-        if before is None:
-            return Answered(index, ErrorCode.INVALID_COMMIT_OFFSET_SIZE)
+        if before is None or not before.ranges_since:
+            # What was named is deleted, or was set anew, since: all is to be sent, and named, again.
+            return Answered(index, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         lowest = commit.lowest
         if lowest is not None and lowest < before.offset:
             message = f"Offset {lowest} lies below the stable offset {before.offset}: all before it is processed."
@@ -391,7 +399,7 @@ class Offsets:
         return Answered(index, ErrorCode.NONE, before.offset)
 
     def fold(self, change: Change, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """Make a change of a committed transaction part of its position, durably."""
+        """Add the records that make a change of a committed transaction part of its position."""
         name, index = change.partition
         topic = self.image.by_name.get(name)
         if topic is not None:
@@ -400,7 +408,6 @@ class Offsets:
             decided = fold(before, held, change, now_ms)
             if decided is not None:
                 self._write(change.group_id, topic, index, decided, draft)
-        draft.write(tombstone(change))
 
     def _checked(
         self, part: OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition, log_start: int, stable: int
@@ -463,6 +470,8 @@ class Offsets:
                 self.on_full(group_id, full, draft, now_ms)
             return Answered(index, decided.code, decided.stable, decided.message)
         if decided.repeated is not None and (group_id, topic.name, index) not in self._repeated:
+            if len(self._repeated) >= REPEATED_MAX:
+                self._repeated.clear()
             self._repeated.add((group_id, topic.name, index))
             draft.perform(RangesRepeated(group_id, topic.name, index, decided.repeated))
         self._write(group_id, topic, index, decided, draft)
@@ -483,16 +492,18 @@ class Offsets:
         position = self.positions.get(group_id, topic, partition)
         return position if position is not None and self.is_current(topic, partition, position) else None
 
+    def _pending(self, group_id: str, topic: TopicImage, partition: int, producer_id: int) -> Position | None:
+        """The position that the open transaction of a producer has committed, in what the partition is now."""
+        position = self.positions.pending(group_id, topic.name, partition, producer_id)
+        return position if position is not None and self.is_current(topic.name, partition, position) else None
+
     def _stands(self, group_id: str, topic: TopicImage, partition: int, base: int = -1) -> Position | None:
-        """A group's position, from where clients begin: one that no client has committed is the log start at least.
+        """A group's position, from where clients begin.
 
         While the log is not open, who commits says by `base` what it was told.
         """
         position = self.current(group_id, topic.name, partition)
-        if position is None or position.is_begun:
-            return position
-        start = topic.log_start(partition) if topic.is_open(partition) else base
-        return position._replace(offset=max(position.offset, start))
+        return position and position.told(topic.log_start(partition) if topic.is_open(partition) else base)
 
     def has_begun(self, group_id: str, topic: TopicImage) -> bool:
         """Whether a group has a position in an existing topic."""
@@ -544,13 +555,13 @@ class Offsets:
         gone = {
             name
             for name in self.image.differences(before)
-            if (was := before.by_name.get(name)) is not None and id_of(self.image, name) != was.topic_id
+            if (was := before.by_name.get(name)) is not None and self.image.id_of(name) != was.topic_id
         }
         if not gone:
             return
         for group_id in sorted(self.positions.groups()):
             for (topic, partition), position in list(self.positions.entries(group_id)):
-                if topic in gone and position.topic_id != id_of(self.image, topic):
+                if topic in gone and position.topic_id != self.image.id_of(topic):
                     yield position_record(group_id, topic, partition, None)
 
     def all_of(self, group_id: str) -> Iterator[CoordinatorRecord]:
@@ -577,9 +588,3 @@ class Offsets:
             records.append(position_record(group_id, topic, partition, None))
         self.counts["expiration"] += len(records)
         return records, len(entries)
-
-
-def id_of(image: Image, topic: str) -> UUID:
-    """The id of the topic that has a name now."""
-    known = image.by_name.get(topic)
-    return NO_TOPIC_ID if known is None else known.topic_id

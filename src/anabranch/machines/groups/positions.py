@@ -66,6 +66,14 @@ class Position(NamedTuple):
         """Bytes of memory, about."""
         return _size(self.metadata, sum(len(it.starts) for it in (self.frontier, self.passed) if it is not None))
 
+    def told(self, log_start: int) -> Position:
+        """The position as clients are told it: one that no client has committed is at least the log start."""
+        if self.is_begun or self.offset >= log_start:
+            return self
+        if self.frontier is None:
+            return self._replace(offset=log_start)
+        return self.at(shares.at_least(self.frontier, log_start), self.passes)
+
     def at(self, frontier: Frontier, passed: Frontier) -> Position:
         """The position with another frontier."""
         kept = None if shares.is_constant(frontier) else frontier

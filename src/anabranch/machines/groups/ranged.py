@@ -21,8 +21,9 @@ from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.individual import Range
 from anabranch.machines.groups.individual_store import BuriedRanges, IndividualCommits
 from anabranch.machines.groups.offsets import Offsets, RangesFull
-from anabranch.machines.groups.positions import position_record
+from anabranch.machines.groups.positions import Partition, position_record
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
+from anabranch.machines.groups.transaction_ranges import Change, FoldedRanges, tombstone
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -38,6 +39,7 @@ PAUSE_MS = 1
 ASSIGNED_ANEW_MS = 30_000
 KEY = ("ranges",)
 FOLD_KEY = ("fold",)
+DURABLE_EFFECTS = (BuriedRanges, FoldedRanges)
 Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 
@@ -89,6 +91,8 @@ class RangedCommits:
         """By group: when it was last assigned anew for its ranges."""
         self.due: dict[str, None] = {}
         """Groups to be assigned anew after the present decision."""
+        self._unstable: dict[tuple[str, Partition], None] = {}
+        """Partitions that are compared when the transactions have ended that have committed an offset there."""
         self.is_log_empty = False
         """Whether the log of ranges has never had a record, as far as could be seen when it was loaded."""
         self._unsearched: list[str] = []
@@ -108,8 +112,11 @@ class RangedCommits:
         effect = BuriedRanges(groups[0], self._held.applied + len(groups))
         return replace(outcome, effects=(*outcome.effects, effect))
 
-    def decide_tombstones(self, buried: BuriedRanges) -> Outcome[None, CoordinatorRecord]:
-        """Write some tombstones of buried ranges."""
+    def decide_durable(self, effect: BuriedRanges | FoldedRanges, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Delete what is not needed any more, as all that was decided before an effect is durable."""
+        return self._tombstones(effect) if isinstance(effect, BuriedRanges) else self._folded(effect, now_ms)
+
+    def _tombstones(self, buried: BuriedRanges) -> Outcome[None, CoordinatorRecord]:
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*self._held.tombstones(buried.number, TOMBSTONES_AT_A_TIME))
         if self._held.has_graves(buried.number):
@@ -136,10 +143,13 @@ class RangedCommits:
             position = offsets.current(group_id, *partition)
             held.follow(group_id, partition, position)
             ranges = held.of(group_id, partition, position)
-            if position is not None and ranges:
-                after = position.at(shares.through(position.stands, ranges.reaches), position.passes)
-                if after != position:
-                    draft.write(position_record(group_id, *partition, after))
+            if position is None or not ranges:
+                continue
+            after = position.at(shares.through(position.stands, ranges.reaches), position.passes)
+            if after != position and offsets.positions.unstable(group_id, *partition):
+                self._unstable[group_id, partition] = None  # What is written would overtake that.
+            elif after != position:
+                draft.write(position_record(group_id, *partition, after))
         self._search(draft)
         if held.unchecked or self._unsearched:
             draft.set_timer(KEY, now_ms + PAUSE_MS)
@@ -150,8 +160,13 @@ class RangedCommits:
 
     # -- transactions --------------------------------------------------------------------------------------------------
 
+    def moved_by_marker(self, group_id: str, partition: Partition) -> None:
+        """Note that a transaction's marker has changed a position: ranges may touch it now."""
+        if self._held.count_of(group_id, partition):
+            self._held.unchecked[group_id, partition] = None
+
     def decide_marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """After a transaction's end: fold what it committed, refuse what waits for it, look at what others wait for."""
+        """After a transaction's end: refuse what waits for it, look at what others wait for. `decide_folds` follows."""
         draft: Draft[CoordinatorRecord] = Draft()
         changes = self._offsets.in_transactions
         for group_id, waiting in list(changes.waiting.items()):
@@ -162,21 +177,36 @@ class RangedCommits:
                 draft.set_timer(("purgatory", group_id), now_ms)
             else:
                 del changes.waiting[group_id]
-        self._fold_one(draft, now_ms)
+        self._held.unchecked |= self._unstable
+        self._unstable.clear()
+        if self._held.unchecked:
+            draft.set_timer(KEY, now_ms)
         return draft.outcome(None)
 
-    def decide_folds(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """Fold a change of a committed transaction into its position."""
+    def decide_fold(self, change: Change, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        """Fold a change of a committed transaction into its position, and into ranges.
+
+        Ranges lie in another log: the change is deleted when what it has made is durable.
+        """
         draft: Draft[CoordinatorRecord] = Draft()
-        self._fold_one(draft, now_ms)
+        self._offsets.fold(change, draft, now_ms)
+        if change.value.offset_ranges:
+            draft.perform(FoldedRanges(change.group_id, change.name))
+        else:
+            self._delete(change, draft, now_ms)
         return draft.outcome(None)
 
-    def _fold_one(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """One at a time: each is decided upon what the one before has made of the position."""
-        decided = self._offsets.in_transactions.decided
-        if decided:
-            self._offsets.fold(next(iter(decided.values())), draft, now_ms)
-        if len(decided) > 1:
+    def _folded(self, folded: FoldedRanges, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+        draft: Draft[CoordinatorRecord] = Draft()
+        change = self._offsets.in_transactions.decided.get(folded.name)
+        if change is not None:
+            self._delete(change, draft, now_ms)
+        return draft.outcome(None)
+
+    def _delete(self, change: Change, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
+        """Delete a change that is folded. The next one follows, as it is decided upon what this one has made."""
+        draft.write(tombstone(change))
+        if len(self._offsets.in_transactions.decided) > 1:
             draft.set_timer(FOLD_KEY, now_ms)
 
     def _search(self, draft: Draft[CoordinatorRecord]) -> None:

@@ -142,6 +142,7 @@ class Settling:
 
     def loaded(self, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
         """Begin to settle all groups, those with members first."""
+        self._held.clear()
         for group in self._groups.values():
             self.look(group)
         if not (self._groups or self._offsets.positions.groups_most or self._starts.groups()):
@@ -186,11 +187,10 @@ class Settling:
         position = self._offsets.current(group_id, *at)
         if topic is None or not topic.has(number):
             return False
-        if position is not None and (position.is_begun or topic.is_open(number)):
-            return False  # A position that is the log start at least is known where the log is open.
-        unopened = self._unopened.get(name, {}).get(group_id, ())
-        if position is not None or at in self._held.get(group_id, ()) or number in unopened:
+        if at in self._held.get(group_id, ()) or number in self._unopened.get(name, {}).get(group_id, ()):
             return True
+        if position is not None:  # One that is the log start at least is known where the log is open.
+            return not position.is_begun and not topic.is_open(number)
         is_left = group_id in self._left and name in self._topics
         return is_left and not self._starts.existed(group_id, topic, number)
 
@@ -289,8 +289,10 @@ class Settling:
 
         Where the log of the partition is not open, its log start is not known.
         """
-        if self._offsets.current(group_id, topic.name, number) is not None:
-            return False
+        return self._offsets.current(group_id, topic.name, number) is None and self._may_write(group_id, topic, number)
+
+    def _may_write(self, group_id: str, topic: TopicImage, number: int) -> bool:
+        """Whether a position may be written: where not, the group is settled again when that has changed."""
         if not topic.is_open(number) or (topic.lineage is not None and number in topic.lineage.unknown):
             self._unopened.setdefault(topic.name, {}).setdefault(group_id, set()).add(number)
         elif self._offsets.positions.unstable(group_id, topic.name, number):
@@ -300,6 +302,13 @@ class Settling:
         self._topics[topic.name] = None
         return False
 
+    def moved_by_marker(self, group_id: str, partition: tuple[str, int]) -> None:
+        """Note that a transaction's marker has changed a position: it may be one of a former life, which is none."""
+        topic = self._offsets.image.by_name.get(partition[0])
+        if topic is not None and topic.has(partition[1]) and self._offsets.current(group_id, *partition) is None:
+            self._held.setdefault(group_id, {})[partition] = None
+            self._topics[topic.name] = None
+
     def _lifted(self, group_id: str, topic: TopicImage, number: int) -> Position | None:
         """The position of a group in a partition that was emptied before it came back: where what came since begins.
 
@@ -308,12 +317,12 @@ class Settling:
         retention has deleted since counts as that.
         """
         was = self._offsets.current(group_id, topic.name, number)
-        if was is None or not was.is_begun or topic.lineage is None or not topic.is_open(number):
+        if was is None or not was.is_begun or topic.lineage is None:
             return None
         start, cuts = topic.log_start(number), topic.lineage.cuts.get(number, NO_CUTS)
-        if was.offset >= start or any(end > start for end in cuts.ends):
+        if topic.is_open(number) and (was.offset >= start or any(end > start for end in cuts.ends)):
             return None
-        if self._offsets.is_unstable(group_id, topic.name, number):
+        if not self._may_write(group_id, topic, number):
             return None
         held = self._offsets.individual.of(group_id, (topic.name, number), was)
         return was.at(shares.through(shares.at_least(was.stands, start), held.reaches), was.passes)

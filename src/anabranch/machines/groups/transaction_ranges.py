@@ -34,6 +34,8 @@ from anabranch.machines.groups.records import (
 from anabranch.machines.groups.shared_commits import OFFSET_OF_SHARE
 from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
+REACHED_MAX = 2_000
+"""Offsets of which it is remembered how far changes lead: a frontier has half as many."""
 Name = tuple[int, int]
 """A producer id, and the number of one of its commits."""
 
@@ -47,29 +49,105 @@ class Change(NamedTuple):
     value: TransactionRangesValue
 
 
+class FoldedRanges(NamedTuple):
+    """Effect: delete a change that is part of its position and of the ranges now (`RangedCommits.decide_durable`)."""
+
+    group_id: str
+    name: Name
+
+
+class _Joined:
+    """What changes make together, of those that go with one position."""
+
+    __slots__ = ("_reached", "frontier", "ranges")
+
+    def __init__(self) -> None:
+        self.ranges = OffsetRanges()
+        self.frontier = shares.constant(0)
+        """How far they raise the frontier of a position."""
+        self._reached: dict[int, int] = {}
+        """By offset, how far its reader would be led, when that was last looked at."""
+
+    def add(self, value: TransactionRangesValue) -> None:
+        merge = self.ranges.merged(individual.checked((it.start, it.end) for it in value.offset_ranges))
+        for start in merge.removed:
+            self.ranges.remove(start)
+        for start, end in merge.put:
+            self.ranges.put(start, end)
+        self.frontier = shares.raised(self.frontier, [(it.start, it.end, it.offset) for it in value.key_ranges])
+
+    def reaches(self, offset: int, held: OffsetRanges) -> int:
+        """Where these and the ranges that are held lead a reader at an offset.
+
+        They only grow while the position keeps its name, so that the way is gone once, however often it is asked for.
+        """
+        reached = _led(self._reached.get(offset, offset), (held, self.ranges))
+        if len(self._reached) >= REACHED_MAX:
+            self._reached.clear()
+        self._reached[offset] = reached
+        return reached
+
+
+def _led(offset: int, ranges: Sequence[OffsetRanges]) -> int:
+    """Where ranges lead a reader at an offset."""
+    while (further := max(it.reaches(offset) for it in ranges)) > offset:
+        offset = further
+    return offset
+
+
 class _Changes:
     """The changes to one partition of a group."""
 
-    __slots__ = ("by_name", "places")
+    __slots__ = ("_joined", "by_name", "places", "size")
 
     def __init__(self) -> None:
         self.by_name: dict[Name, Change] = {}
         self.places: Counter[int] = Counter()
         """Where steps of the frontier may begin with them."""
+        self.size = 0
+        """How many ranges they have."""
+        self._joined: dict[int, _Joined] = {}
+        """By the name of the position that they go with (`ranges_since`), as far as it was asked for."""
 
     def add(self, change: Change) -> None:
         self.remove(change.name)
         self.places.update(_places(change))
         self.by_name[change.name] = change
+        self.size += _size(change)
+        joined = self._joined.get(change.value.since)
+        if joined is not None:
+            joined.add(change.value)
 
     def remove(self, name: Name) -> None:
         change = self.by_name.pop(name, None)
         if change is None:
             return
+        self.size -= _size(change)
+        self._joined.pop(change.value.since, None)
         for place in _places(change):
             self.places[place] -= 1
             if not self.places[place]:
                 del self.places[place]
+
+    def joined(self, since: int) -> _Joined:
+        """What those make together that go with a position."""
+        found = self._joined.get(since)
+        if found is None:
+            found = _Joined()
+            for change in self.by_name.values():
+                if change.value.since == since:
+                    found.add(change.value)
+            if self.by_name:
+                self._joined[since] = found
+        return found
+
+    def unjoined(self) -> int:
+        """How many ranges the next look has to join."""
+        return 0 if self._joined else self.size
+
+
+def _size(change: Change) -> int:
+    return 1 + len(change.value.offset_ranges) + len(change.value.key_ranges)
 
 
 def _places(change: Change) -> Iterator[int]:
@@ -151,6 +229,33 @@ class TransactionRanges:
         """How much the open transaction of a producer holds: its commits, and their ranges of keys."""
         return sum(1 + len(change.value.key_ranges) for change in self._open.get(producer_id, {}).values())
 
+    def weight_of(self, request: TxnOffsetCommitRequest) -> int:
+        """How many ranges are looked at to tell whether a request waits: its own, and those not joined before."""
+        return sum(
+            len(part.offset_ranges) + self._of(request.group_id, (topic.name, part.partition_index)).unjoined()
+            for topic in request.topics
+            for part in topic.partitions
+            if part.offset_ranges
+        )
+
+    def weight_of_waiting(self, group_id: str) -> int:
+        """As `weight_of`, for all requests of a group that wait."""
+        return sum(self.weight_of(it.request) for it in self.waiting.get(group_id, ()))
+
+    def leaves_gap(
+        self, group_id: str, partition: Partition, position: Position, held: OffsetRanges, added: Sequence[Range]
+    ) -> bool:
+        """Whether offsets below the last of `added` would be left, with all that transactions have committed."""
+        if not added:
+            return False
+        joined, ranges = self._of(group_id, partition).joined(position.ranges_since), OffsetRanges(added)
+        frontier = shares.raised(position.stands, shares.shares(joined.frontier))
+
+        def reaches(offset: int) -> int:
+            return _led(joined.reaches(offset, held), (held, joined.ranges, ranges))
+
+        return shares.stable(shares.through(frontier, reaches)) <= added[-1][1]
+
     def of_group(self, group_id: str) -> bool:
         """Whether there are changes for a group."""
         return group_id in self._in
@@ -220,32 +325,3 @@ def fold(position: Position | None, held: OffsetRanges, change: Change, now_ms: 
 def is_one_topic(position: Position, value: TransactionRangesValue) -> bool:
     """Whether a change is of the topic that the position is of, as far as both are known."""
     return NO_TOPIC_ID in (position.topic_id, value.topic_id) or position.topic_id == value.topic_id
-
-
-def leaves_gap(position: Position, held: OffsetRanges, changes: Iterator[Change], added: Sequence[Range]) -> bool:
-    """Whether offsets below the last of `added` would be left, with all that open transactions have committed."""
-    if not added:
-        return False
-    frontier = position.stands
-    others = OffsetRanges(added)
-    for change in changes:
-        if change.value.since == position.ranges_since:
-            _add(others, [(it.start, it.end) for it in change.value.offset_ranges])
-            keys = [(it.start, it.end, it.offset) for it in change.value.key_ranges]
-            frontier = shares.raised(frontier, keys)
-
-    def reaches(offset: int) -> int:
-        while (further := max(held.reaches(offset), others.reaches(offset))) > offset:
-            offset = further
-        return offset
-
-    frontier = shares.through(frontier, reaches)
-    return shares.stable(frontier) <= added[-1][1]
-
-
-def _add(ranges: OffsetRanges, added: list[Range]) -> None:
-    merge = ranges.merged(individual.checked(added))
-    for start in merge.removed:
-        ranges.remove(start)
-    for start, end in merge.put:
-        ranges.put(start, end)

@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from anabranch.protocol.messages.join_group import JoinGroupRequest
     from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup
     from anabranch.protocol.messages.sync_group import SyncGroupRequest
+    from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
 LOOKED_AT = 10
 """Partitions that are only looked at, or copied, and weigh as much as one that is handed out."""
 GATES_LOOKED_AT = 2
 """Partitions of a group whose gates are looked at in the time in which one is handed out: each takes 1 to 5 us."""
+RANGES_LOOKED_AT = 2
+"""Ranges of transactions that are joined in the time in which one partition is handed out: each takes 3 us."""
 BYTES_READ = 32
 """Bytes of subscriptions and assignments that are read in the time in which a partition is handed out."""
 LAST_FEW = 2
@@ -140,6 +143,8 @@ class Weights:
                     return 0
                 held = len(group.holders) if isinstance(group, ConsumerGroup) else 0
                 return held // GATES_LOOKED_AT + gates.questions.known + self.positions.unread_count(group_id)
+            case ("purgatory", str(group_id)):
+                return self.offsets.in_transactions.weight_of_waiting(group_id) // RANGES_LOOKED_AT
             case ("compute" | "balance", str(group_id)):
                 return self.weight_of_group(group_id)
             case ("classic", str(group_id), "join" | "sync"):
@@ -201,6 +206,11 @@ class Weights:
     def weight_of_offsets(self, group_id: str) -> int:
         """The weight of a look at committed offsets of a group, beside those that are asked for."""
         return self.positions.unread_count(group_id)
+
+    def weight_of_txn_commit(self, request: TxnOffsetCommitRequest) -> int:
+        """The weight of a TxnOffsetCommit: ranges may wait for those of all open transactions."""
+        ranges = self.offsets.in_transactions.weight_of(request)
+        return self.weight_of_offsets(request.group_id) + ranges // RANGES_LOOKED_AT
 
     def weight_of_fetch(self, asked: OffsetFetchRequestGroup, version: int) -> int:
         """The weight of answering committed offsets: a partition may have 100,000 ranges, which are copied."""

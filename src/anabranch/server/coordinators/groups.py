@@ -139,8 +139,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     async def ensure_individual(self) -> None:
         """Create the topic of individual commits if it does not exist. ApiError if that fails."""
-        if self.takes_individual:
-            return
+        if not self.takes_individual:
+            await asyncio.shield(self._create_individual())
+
+    def _create_individual(self) -> asyncio.Task[None]:
         if self._creating_individual is None:
             command = CreateTopic(
                 INDIVIDUAL_COMMITS_TOPIC,
@@ -157,7 +159,10 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
                 work, name=f"create {INDIVIDUAL_COMMITS_TOPIC}"
             )
             self._creating_individual.add_done_callback(self._individual_created)
-        await asyncio.shield(self._creating_individual)
+        return self._creating_individual
+
+    def _want_beside(self) -> None:
+        self._create_individual()
 
     def _individual_created(self, task: asyncio.Task[None]) -> None:
         self._creating_individual = None
@@ -324,10 +329,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             )
 
     def _perform_of_ranges(self, effect: Any) -> None:
-        from anabranch.machines.groups.individual_store import BuriedRanges
         from anabranch.machines.groups.offset_room import OffsetsFull
         from anabranch.machines.groups.offsets import RangesRepeated
-        from anabranch.machines.groups.ranged import RangesLost
+        from anabranch.machines.groups.ranged import DURABLE_EFFECTS, RangesLost
 
         if isinstance(effect, OffsetsFull):
             suppressed = self._full_warnings.admit(monotonic())
@@ -335,9 +339,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
                 reason = f"All of them take as much memory as offsets.max.bytes allows: {effect.size_max}."
                 events.warning("offset refused", group=effect.group_id, reason=reason, suppressed=suppressed)
             return
-        if isinstance(effect, BuriedRanges):
+        if isinstance(effect, DURABLE_EFFECTS):
             with contextlib.suppress(ApiError):
-                self.shard_of(effect.group_id).tell(lambda machine, _: machine.ranged.decide_tombstones(effect))
+                self.shard_of(effect.group_id).tell(lambda machine, ms: machine.ranged.decide_durable(effect, ms))
             return
         partition = TopicPartition(effect.topic, effect.partition)
         if isinstance(effect, RangesLost):
@@ -524,6 +528,7 @@ def _warmed() -> None:
 
 
 def _codec() -> RecordCodec[CoordinatorRecord]:
+    from anabranch.machines.groups.ranged import FOLD_KEY
     from anabranch.machines.groups.records import decode_record, encode_record, is_individual
 
     def make_index() -> Unread:
@@ -544,6 +549,7 @@ def _codec() -> RecordCodec[CoordinatorRecord]:
         adopt=adopt,
         catch_up=lambda coordinator: coordinator.positions.read_some(POSITIONS_STEP),
         marked=lambda coordinator, producer_id, now_ms: coordinator.marked(producer_id, now_ms),
+        after_marker=FOLD_KEY,
         is_beside=is_individual,
         beside_empty=beside_empty,
         timer_weight=weights.of_timer,

@@ -6,7 +6,7 @@ put off, and how much a decision looks at (`Shard.ask`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from anabranch.machines.outcome import Outcome
@@ -44,6 +44,8 @@ class RecordCodec(NamedTuple, Generic[RecordT]):
     """Have the machine apply a millisecond's worth of the index's records; return whether more are left."""
     marked: Callable[[Any, int, int], Outcome[None, RecordT]] | None = None
     """What the machine decides after a marker is applied, by the producer id and the time."""
+    after_marker: Hashable | None = None
+    """The timer that is due after that."""
     timer_weight: Callable[[Any, Any], int] | None = None
     """How much the machine looks at when a timer rings, by its key; `ON_LOOP_MAX` at most is decided on the loop."""
     marker_weight: Callable[[Any, int], int] | None = None

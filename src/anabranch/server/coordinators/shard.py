@@ -32,6 +32,7 @@ from anabranch.server.coordinators.durable_replies import AppendedLog, DurableRe
 from anabranch.server.coordinators.follow_ups import FollowUps
 from anabranch.server.coordinators.loading import Loading
 from anabranch.server.coordinators.record_codec import Encoded, Machine, RecordCodec, apply_outcome
+from anabranch.server.coordinators.second_log import SecondLog
 from anabranch.server.coordinators.turns import APART_MAX, Turns, in_thread
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError
@@ -86,13 +87,14 @@ class Shard(Generic[MachineT, RecordT]):
         prepare: Callable[[MachineT], None] = lambda machine: None,
         perform: Callable[[Any], None] | None = None,
         beside: Callable[[], Partition | None] = lambda: None,
+        want_beside: Callable[[], None] = lambda: None,
         room: asyncio.Semaphore | None = None,
     ) -> None:
         """`make` returns an empty machine; `commit` makes a partition's records durable (`Replicas.commit`).
 
         `prepare` is called with the machine when its log is applied, before it decides anything. `perform` is given
-        every effect of an outcome once its records are durable. `beside` finds the partition of the second log. `room`
-        bounds what all shards do in threads.
+        every effect of an outcome once its records are durable. `beside` finds the partition of the second log, and
+        `want_beside` has it made if it is missing. `room` bounds what all shards do in threads.
         """
         self.partition = partition
         self.state = ShardState.LOADING
@@ -110,7 +112,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._durable = DurableReplies(
             AppendedLog(partition), commit, lambda error: self._fail("records not synced", error)
         )
-        self._find_beside = beside
+        self._second = SecondLog(beside, want_beside, self._durable, clock, self._on_changed)
         self._parked: dict[Hashable, asyncio.Future[Any]] = {}
         self._timers = Timers(self.now_ms, self._on_timer)
         self._follow_ups = FollowUps(self._order_timer, self._answer_parked)
@@ -208,10 +210,13 @@ class Shard(Generic[MachineT, RecordT]):
 
     def _ended(self, machine: MachineT, producer_id: int) -> asyncio.Future[None] | None:
         """Decide what follows from a marker that is applied; a future where that or the marker is not durable yet."""
-        marked = self._codec.marked
+        marked, key = self._codec.marked, self._codec.after_marker
         if marked is not None:
             self._guarded(lambda: self._decide(lambda machine, now_ms: marked(machine, producer_id, now_ms)))
         self._check_is(machine)
+        if key is not None:
+            self._guarded(lambda: self._decide(self._of_timer(key)[0]), key)
+            self._check_is(machine)
         return self._durable.when(None)
 
     # -- in line -------------------------------------------------------------------------------------------------------
@@ -333,7 +338,7 @@ class Shard(Generic[MachineT, RecordT]):
 
     def _write(self, encoded: Encoded, now_ms: int) -> None:
         if encoded.beside:
-            self._append_beside(encoded.beside, now_ms)
+            self._second.append(encoded.beside, now_ms)
         if encoded.batch is not None:
             self._append(encoded.batch, now_ms)
 
@@ -373,45 +378,6 @@ class Shard(Generic[MachineT, RecordT]):
             self._refused_by_disk(failure)
         if partition.settings.fsync or partition.log.flush_due:
             self._durable.hasten(self._durable.log)
-
-    def _append_beside(self, pairs: Sequence[tuple[bytes, bytes | None]], now_ms: int) -> None:
-        """Append to the second log, before anything to the first. ApiError where it takes no records.
-
-        Tombstones need no log: what they delete is gone with it.
-        """
-        log = self._open_beside()
-        if log is None:
-            if any(value is not None for _, value in pairs):
-                raise ApiError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "The log beside the coordinator's is missing.")
-            return
-        partition = log.partition
-        try:
-            partition.log.resume(self._clock.now_ms())
-            error = partition.unavailable()
-            if error is not ErrorCode.NONE:
-                raise OSError(0, error.name)
-            batch = encode_pairs(pairs, self._clock.now_ms())
-            log.written = partition.append(batch, parse_header(batch), now_ms).last_offset + 1
-        except OSError as failure:
-            partition.storage_failed(failure)
-            raise ApiError(
-                ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{partition.name} takes no records: {failure}"
-            ) from failure
-        if partition.settings.fsync or partition.log.flush_due:
-            self._durable.hasten(log)
-
-    def _open_beside(self) -> AppendedLog | None:
-        """The second log, as it is now: its topic may have been made, or made anew."""
-        partition = self._find_beside()
-        if partition is None or (self._durable.beside is not None and self._durable.beside.partition is partition):
-            return None if partition is None else self._durable.beside
-        if self._durable.beside is not None:
-            self._durable.beside.partition.unwatch(self._on_changed)
-            self._durable.beside.is_replaced = True
-        self._durable.beside = AppendedLog(partition)
-        self._durable.beside.written = partition.log.end
-        partition.watch(self._on_changed)
-        return self._durable.beside
 
     def _refused_by_disk(self, failure: OSError) -> NoReturn:
         self.partition.storage_failed(failure)
@@ -474,9 +440,9 @@ class Shard(Generic[MachineT, RecordT]):
             pass
         elif self._turns.busy and self._machine is not None:
             work = partial(self._timer_in_turn, self._machine, key, self._turns.rings(key))
-            self._guard(self._turns.take(work))
+            self._guard(self._turns.take(work), key)
         else:
-            self._decide_alone(*self._of_timer(key))
+            self._guarded(lambda: self.ask(*self._of_timer(key)), key)
 
     def _of_timer(
         self, key: Hashable
@@ -493,26 +459,34 @@ class Shard(Generic[MachineT, RecordT]):
         """Make a decision that no request asked for; reload the shard if that fails, as no client would retry."""
         self._guarded(lambda: self.ask(decide, weigh))
 
-    def _guarded(self, act: Callable[[], Any]) -> None:
+    def _guarded(self, act: Callable[[], Any], key: Hashable | None = None) -> None:
+        """Do what no client would retry; `key` is that of its timer."""
         try:
             done = act()
         except ApiError:
-            pass  # The log refused, and the shard is being reloaded.
+            self._again(key)
         except Exception as error:
             self._fail("decision failed", error)
         else:
             if isinstance(done, asyncio.Task):
-                self._guard(done)
+                self._guard(done, key)
 
-    def _guard(self, turn: asyncio.Future[Any]) -> None:
+    def _guard(self, turn: asyncio.Future[Any], key: Hashable | None = None) -> None:
         """As `_guarded`, for a decision in line."""
 
         def done(turn: asyncio.Future[Any]) -> None:
             error = None if turn.cancelled() else turn.exception()
-            if error is not None and not isinstance(error, ApiError):
+            if isinstance(error, ApiError):
+                self._again(key)
+            elif error is not None:
                 self._fail("decision failed", error)
 
         turn.add_done_callback(timed(asyncio.get_running_loop(), "coordinator", done))
+
+    def _again(self, key: Hashable | None) -> None:
+        """Decide once more what the second log refused; where the first one did, the shard is being reloaded."""
+        if key is not None and self._machine is not None and key not in self._timers:
+            self._timers.set(key, self.now_ms() + RELOAD_DELAY_MS)
 
     # -- loading and failing -----------------------------------------------------------------------------------------
 
@@ -520,7 +494,7 @@ class Shard(Generic[MachineT, RecordT]):
         """Read the log and become active; a failed attempt is repeated later."""
         began_ms = self._clock.monotonic_ms()
         try:
-            loading = Loading(self.partition, self._find_beside, self._make(), self._codec, self._clock)
+            loading = Loading(self.partition, self._second.find, self._make(), self._codec, self._clock)
             machine = await loading.machine()
         except (OSError, OfflineLogError, DecodeError) as error:
             self._fail("log not read", error)
@@ -535,7 +509,7 @@ class Shard(Generic[MachineT, RecordT]):
         self.partition.watch(self._on_changed)
         self._durable.log.written = self.partition.log.end
         if self._codec.is_beside is not None:
-            self._open_beside()
+            self._second.open()
         for log in filter(None, (self._durable.log, self._durable.beside)):
             if not log.is_durable:
                 self._durable.hasten(log)
@@ -589,9 +563,8 @@ class Shard(Generic[MachineT, RecordT]):
         self.state = state
         self._machine = None
         self.partition.unwatch(self._on_changed)
-        if self._durable.beside is not None:
-            self._durable.beside.partition.unwatch(self._on_changed)
-            self._durable.beside = None
+        self._second.close()
+        self._durable.beside = None
         self._timers.cancel_all()
         self._follow_ups.drop()
         parked, self._parked = self._parked, {}

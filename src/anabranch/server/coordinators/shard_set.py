@@ -228,11 +228,15 @@ class ShardSet(Generic[MachineT, RecordT]):
             prepare=self._prepare,
             perform=self._perform,
             beside=lambda: self._beside(number),
+            want_beside=self._want_beside,
             room=self._room,
         )
 
     def _beside(self, number: int) -> Partition | None:
         """The partition of a second log; a set of shards that has none needs none."""
+
+    def _want_beside(self) -> None:
+        """Have the topic of the second log made soon: something is to be written there."""
 
     def _prepare(self, machine: MachineT) -> None:
         """Complete a loaded machine with the state that is not in its log."""

@@ -7,14 +7,16 @@ from unittest import mock
 
 import pytest
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.image import Image, Life
 from anabranch.machines.groups.positions import Unread
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from anabranch.server.coordinators.weights import of_loading
 from tests.support.groups import GROUP
-from tests.support.ranged_group import RangedGroup
+from tests.support.ranged_group import RangedGroup, keys
 from tests.unit.machines.groups.test_positions_asked import Asking
-from tests.unit.machines.groups.test_starts import FOO, Topic, committed
+from tests.unit.machines.groups.test_starts import FOO, PRODUCER, Topic, commit_in_transaction, committed
 
 NUMBER = 1
 """The partition that is removed and made again."""
@@ -172,3 +174,106 @@ def test_groups_without_members_are_settled_when_the_shard_is_loaded() -> None:
     world.advance(100)
     assert all(positions.get(group, "foo", 1) is not None for group in groups)
     assert FOO in world.coordinator.offsets.image.by_id
+
+
+def emptied(topic: Topic) -> Asking:
+    """A group stands at 5 in foo-1, which is emptied to 10 while it is retiring."""
+    topic.resize(2)
+    topic.ends = {0: 3, 1: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.commit("", -1, 1, 5)
+    world.set_topics(topic.resize(1))
+    return world
+
+
+def told(world: Asking, number: int) -> tuple[int, ErrorCode]:
+    """What a client is told that does not ask for stable offsets."""
+    topics = [OffsetFetchRequestTopics(name="foo", partition_indexes=[number])]
+    asked = OffsetFetchRequestGroup(group_id=GROUP, topics=topics)
+    answer = world.coordinator.offset_fetch(asked, False, 8, world.now_ms).topics[0].partitions[0]
+    return answer.committed_offset, ErrorCode(answer.error_code)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_a_partition_that_was_emptied_goes_on_when_the_transaction_in_its_way_has_ended(*, is_committed: bool) -> None:
+    """It was left where it stood, out of range: clients that read from the end skipped what came since."""
+    topic = Topic(1)
+    world = emptied(topic)
+    commit_in_transaction(world, "", -1, 1, 6)
+    topic.starts[1] = 10
+    world.set_topics(topic.resize(2))
+    world.advance(100)
+    assert told(world, 1) == (-1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    world.marker(PRODUCER, committed=is_committed)
+    world.advance(100)
+    assert committed(world) == {0: 3, 1: 10} and told(world, 1) == (10, ErrorCode.NONE)
+
+
+def test_a_partition_that_was_emptied_goes_on_when_its_log_is_open() -> None:
+    topic = Topic(1)
+    world = emptied(topic)
+    topic.starts[1] = 10
+    image = topic.resize(2)
+    foo = image.by_name["foo"]
+    closed = replace(foo, is_open=lambda number: number != 1, log_start=lambda _: 0)
+    world.set_topics(replace(image, by_name={"foo": closed}))
+    world.advance(100)
+    assert committed(world) == {0: 3, 1: 5}
+    assert told(world, 1) == (-1, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    world.set_topics(replace(image, version=image.version + 1, by_name={"foo": foo}))
+    world.advance(100)
+    assert committed(world) == {0: 3, 1: 10}
+
+
+def test_keys_of_a_partition_that_was_emptied_are_not_told_below_what_retention_has_deleted_since() -> None:
+    topic = Topic(1)
+    topic.resize(2)
+    topic.ends = {0: 3, 1: 30}
+    group = RangedGroup(topic.image())
+    group.committed(5, partition=1)
+    group.committed(shares=[keys(0, 3, 20)], partition=1)
+    topic.starts[1] = topic.ends[1] = 10
+    for count in (1, 2):
+        group.image = topic.resize(count)
+        group.submit(lambda machine: machine.topics_changed(group.image, group.now_ms))
+    topic.starts[1], topic.ends[1] = 15, 100
+    assert {it.offset for it in group.fetched(1).key_range_offsets} == {20, 15}
+    assert group.commit(shares=[keys(0, 3, 40)], partition=1).last_stable_offset == 15
+    assert {it.offset for it in group.fetched(1).key_range_offsets} == {40, 15}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+def test_a_late_commit_of_a_former_life_leaves_the_position_of_the_present_one(*, in_transaction: bool) -> None:
+    """It took the place of that, and left the next owner to its reset: one that reads from the end skipped records."""
+    topic = Topic(NUMBER + 1, ordered=False)
+    topic.ends = {0: 3, NUMBER: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.commit("", -1, NUMBER, 5)
+    world.set_topics(shrunk(topic))
+    world.set_topics(made_again(topic, 10))
+    if in_transaction:
+        commit_in_transaction(world, "", -1, NUMBER, 7)
+        world.marker(PRODUCER, committed=True)
+    else:
+        world.commit("", -1, NUMBER, 7)
+    assert told(world, NUMBER) == (10, ErrorCode.NONE) and committed(world) == {0: 3, NUMBER: 10}
+    world.check()
+
+
+def test_a_former_life_that_a_transaction_ends_in_leaves_a_position_in_the_present_one() -> None:
+    """What was pending as the partition was removed and made again counts in the log, and is none."""
+    topic = Topic(NUMBER + 1, ordered=False)
+    topic.ends = {0: 3, NUMBER: 10}
+    world = Asking(topic.image())
+    world.commit("", -1, 0, 3)
+    world.commit("", -1, NUMBER, 5)
+    commit_in_transaction(world, "", -1, NUMBER, 7)
+    world.set_topics(shrunk(topic))
+    world.set_topics(made_again(topic, 10))
+    world.advance(100)
+    world.marker(PRODUCER, committed=True)
+    world.advance(100)
+    assert told(world, NUMBER) == (10, ErrorCode.NONE) and committed(world) == {0: 3, NUMBER: 10}
+    world.check()

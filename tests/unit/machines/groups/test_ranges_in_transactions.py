@@ -13,6 +13,7 @@ from anabranch.base.ids import BEGUN_HERE
 from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.positions import Position
+from anabranch.machines.groups.ranged import FOLD_KEY
 from anabranch.machines.groups.ranged_commits import checked
 from anabranch.machines.groups.transaction_ranges import TransactionRanges
 from anabranch.machines.keyspace import SPACE
@@ -68,6 +69,7 @@ def test_an_offset_waits_until_ranges_of_a_committed_transaction_are_part_of_the
     assert is_refused(group.commit_later(OTHER, offset=100)), "it would be overtaken by that"
     assert is_refused(group.commit_later(ONE, offset=100)), "also by the transaction before of the same producer"
     group.submit(lambda machine: machine.marked(ONE, group.now_ms))
+    group.submit(lambda machine: machine.on_timer(FOLD_KEY, group.now_ms))
     assert not is_refused(group.commit_later(ONE, offset=100))
     group.end(ONE, committed=True)
     assert stands(group) == Frontier((0,), (100,))
