@@ -51,6 +51,7 @@ class Transaction:
 
     producer_id: int
     broker: Broker
+    begun_ms: int
     committed: bool | None = None
     """None: it is open."""
     under_way: tuple[int, asyncio.Task[None]] | None = None
@@ -74,7 +75,7 @@ class Transactions:
         """Begin a transaction; None while the producer's last one is not over."""
         if producer_id in self._open:
             return None
-        begun = self._open[producer_id] = Transaction(producer_id, broker)
+        begun = self._open[producer_id] = Transaction(producer_id, broker, self.world.now_ms)
         self.world.after(self.world.chance.choice(TIMEOUTS_MS), self._too_late, begun)
         return begun
 
@@ -85,6 +86,11 @@ class Transactions:
         if found is None:
             return ErrorCode.INVALID_TXN_STATE
         return ErrorCode.NONE if found.committed is None else ErrorCode.CONCURRENT_TRANSACTIONS
+
+    def begun_ms(self, transactional_id: str) -> int:
+        """What `TransactionCoordinators.begun_ms` answers."""
+        found = self._open.get(int(transactional_id))
+        return -1 if found is None else found.begun_ms
 
     def end(self, transaction: Transaction, *, committed: bool) -> bool:
         """Decide how a transaction ends; return whether it was open. Its marker is delivered after a while."""
@@ -171,7 +177,7 @@ class Transactional:
             part = TxnOffsetCommitRequestPartition(partition_index=tp.partition, committed_offset=offset)
             by_topic.setdefault(tp.topic, []).append(part)
         request = TxnOffsetCommitRequest(
-            transactional_id=client.name,
+            transactional_id=str(self._producer),
             group_id=client.group,
             producer_id=self._producer,
             producer_epoch=EPOCH,
@@ -189,4 +195,4 @@ class Transactional:
 
 def coordinators(world: World) -> Any:
     """The transaction coordinators, as the handlers see them."""
-    return SimpleNamespace(verify=world.transactions.verify)
+    return SimpleNamespace(verify=world.transactions.verify, begun_ms=world.transactions.begun_ms)
