@@ -4,10 +4,12 @@
 
 The rules:
 - the decision (PREPARE) is durable before the first marker is written: `WriteMarkers` is an effect, and effects are
-  performed after the records. So either no partition has a marker, or all will get the same one: a coordinator that
-  is loaded anew asks again for the markers of every transaction that is prepared;
+  performed after the records. So either no partition has a marker, or all will get the same one, but for those that
+  need none: a coordinator that is loaded anew asks again for the markers of every transaction that is prepared;
 - a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere;
 - what transactions take in memory has a budget over all shards; what would pass it is refused, what is open can end;
+- no decision looks at all ids, or at more partitions than one transaction may hold and some: what many ids need, after
+  their timeouts or a load, is decided for some at a time, by timers that ring at once while there are more;
 - a request during the completion of a transaction is answered CONCURRENT_TRANSACTIONS: its producer retries.
 """
 
@@ -22,6 +24,7 @@ from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX
 from anabranch.machines.outcome import Draft, Outcome
 from anabranch.machines.transactions.records import TransactionLogKey, TransactionLogValue, TransactionRecord
+from anabranch.machines.transactions.schedule import Schedule
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import TransactionEvent, TransactionState
 from anabranch.machines.transactions.transaction import NOT_STARTED, OWN_SIZE, Transaction, first
@@ -42,8 +45,13 @@ Reply = TypeVar("Reply")
 NOTHING_DECIDED: tuple[None, None] = (None, None)
 TIMED_OUT = ("timed out",)
 EXPIRED = ("expired",)
-SWEPT_MAX = 500
-"""The most transactions that one sweep changes: its records are one batch. The next sweep follows at once."""
+UNDELIVERED = ("undelivered",)
+SWEPT_MAX = 100
+SWEPT_PARTITIONS_MAX = 2_000
+"""The most ids of one sweep, and the partitions of their transactions from which on it takes no further one: its
+records are one batch, made in some milliseconds. The next sweep follows at once."""
+LOOKED_AT = 100
+"""Ids that are looked at in the time in which a decision looks at a partition."""
 INIT_PRODUCER_FENCED_SINCE = 4
 PRODUCER_FENCED_SINCE = 2
 """The versions of InitProducerId, and of the other requests, from which clients know PRODUCER_FENCED (KIP-588)."""
@@ -75,11 +83,15 @@ class Coordinator:
         self.settings = settings
         self.size = 0
         """Bytes of memory that its transactional ids take."""
-        self._loaded_ms = 0
         self._has_room = has_room
         self._transactions: dict[str, Transaction] = {}
-        self._ongoing: dict[str, None] = {}
+        self._deadlines = Schedule(settings.timeout_max_ms)
+        """When each open transaction is aborted."""
+        self._expirations = Schedule(settings.id_expiration_ms)
+        """When each id without an open transaction is forgotten."""
         self._prepared: dict[str, None] = {}
+        self._undelivered: dict[str, None] = {}
+        """Those of them that were decided before the log was read, and have not been asked for since."""
         self._decided: dict[str, tuple[TransactionLogValue, Transaction]] = {}
         """What was decided and is about to be applied: to read it from its record takes long where it is large."""
         self._replaced: dict[str, tuple[Producer, Producer]] = {}
@@ -98,60 +110,96 @@ class Coordinator:
     def apply(self, record: TransactionRecord, *, producer_id: int = NO_PRODUCER_ID) -> None:
         """Fold a record; the last one of an id counts."""
         name = record.key.transactional_id
-        self._ongoing.pop(name, None)
-        self._prepared.pop(name, None)
         before = self._transactions.get(name)
         if before is not None:
             self.size -= len(name) + before.size
         if record.value is None:
             self._transactions.pop(name, None)
             self._replaced.pop(name, None)
+            self._file(name, before, None)
             return
         value, decided = self._decided.pop(name, NOTHING_DECIDED)
         told = decided if decided is not None and value is record.value else Transaction.of(record.value)
         self._transactions[name] = told
         self.size += len(name) + told.size
-        if told.state is TransactionState.ONGOING:
-            self._ongoing[name] = None
-        elif told.state.prepared:
+        self._file(name, before, told)
+
+    def _file(self, name: str, before: Transaction | None, after: Transaction | None) -> None:
+        """Note what an id waits for now: its deadline, its markers, or to be forgotten."""
+        if after is not None and before is not None and after.continues(before):
+            return  # It keeps its deadline, which `loaded` may have set.
+        self._deadlines.drop(name)
+        self._expirations.drop(name)
+        self._prepared.pop(name, None)
+        if after is None:
+            return
+        if after.is_open:
+            self._deadlines.set(name, after.deadline_ms)
+        elif after.state.prepared:
             self._prepared[name] = None
+        elif after.may(TransactionEvent.EXPIRED):
+            self._expirations.set(name, after.updated_ms + self.settings.id_expiration_ms)
 
     def apply_marker(self, producer_id: int, producer_epoch: int, committed: bool) -> None:
         """Nothing in this log is transactional itself."""
 
     def loaded(self, now_ms: int) -> Outcome[None, TransactionRecord]:
-        """Send the markers of decided transactions and start the sweeps."""
-        self._loaded_ms = now_ms
+        """Send the markers of decided transactions and start the sweeps.
+
+        An open transaction from a clock that was ahead began now: its readers would wait for days.
+        """
+        for name in list(self._deadlines):
+            known = self._transactions[name]
+            if known.started_ms > now_ms:
+                self._deadlines.set(name, now_ms + known.timeout_ms)
+        self._undelivered = dict(self._prepared)
         draft: Draft[TransactionRecord] = Draft()
-        draft.perform(*(self._markers(name, self._transactions[name]) for name in self._prepared))
+        self._deliver_some(draft, now_ms)
         draft.set_timer(TIMED_OUT, now_ms + self.settings.timed_out_interval_ms)
         draft.set_timer(EXPIRED, now_ms + self.settings.expired_interval_ms)
         return draft.outcome(None)
 
+    def weight_of_loading(self) -> int:
+        """How much `loaded` looks at, in partitions."""
+        return (len(self._deadlines) + len(self._prepared)) // LOOKED_AT
+
     def on_timer(self, key: Hashable, now_ms: int) -> Outcome[None, TransactionRecord]:
-        """Abort transactions after their timeout; forget unused ids."""
+        """Abort transactions after their timeout; forget unused ids; send what is left of the markers to be sent."""
         draft: Draft[TransactionRecord] = Draft()
         if key == TIMED_OUT:
-            late = [name for name in self._ongoing if self._is_late(self._transactions[name], now_ms)]
-            self._write(draft, ((name, self._transactions[name].fenced(now_ms)) for name in late[:SWEPT_MAX]))
-            draft.set_timer(TIMED_OUT, self._again(late, now_ms, self.settings.timed_out_interval_ms))
-            return draft.outcome(None)
-        assert key == EXPIRED, key
-        before = now_ms - self.settings.id_expiration_ms
-        idle = [
-            name
-            for name, it in self._transactions.items()
-            if it.updated_ms <= before and it.may(TransactionEvent.EXPIRED)
-        ]
-        draft.write(*(TransactionRecord(TransactionLogKey(transactional_id=name), None) for name in idle[:SWEPT_MAX]))
-        draft.set_timer(EXPIRED, self._again(idle, now_ms, self.settings.expired_interval_ms))
+            late, more = self._some(self._deadlines.due(now_ms))
+            self._write(draft, ((name, self._transactions[name].fenced(now_ms)) for name in late))
+            draft.set_timer(TIMED_OUT, now_ms if more else now_ms + self.settings.timed_out_interval_ms)
+        elif key == EXPIRED:
+            idle, more = self._some(self._expirations.due(now_ms))
+            draft.write(*(TransactionRecord(TransactionLogKey(transactional_id=name), None) for name in idle))
+            draft.set_timer(EXPIRED, now_ms if more else now_ms + self.settings.expired_interval_ms)
+        else:
+            assert key == UNDELIVERED, key
+            self._deliver_some(draft, now_ms)
         return draft.outcome(None)
 
-    def _is_late(self, transaction: Transaction, now_ms: int) -> bool:
-        """Whether an ongoing transaction is to be aborted; one from a clock that was ahead began when it was loaded."""
-        if transaction.started_ms > now_ms:
-            return self._loaded_ms + transaction.timeout_ms <= now_ms
-        return transaction.deadline_ms <= now_ms
+    def _deliver_some(self, draft: Draft[TransactionRecord], now_ms: int) -> None:
+        """Send markers of transactions that were decided before the log was read."""
+        some, more = self._some(self._undelivered)
+        for name in some:
+            del self._undelivered[name]
+            if name in self._prepared:
+                draft.perform(self._markers(name, self._transactions[name]))
+        if more:
+            draft.set_timer(UNDELIVERED, now_ms)
+
+    def _some(self, names: Iterable[str]) -> tuple[list[str], bool]:
+        """The first of these ids, as many as one sweep takes, and whether there are more."""
+        some: list[str] = []
+        partitions = 0
+        for name in names:
+            if len(some) == SWEPT_MAX or partitions >= SWEPT_PARTITIONS_MAX:
+                return some, True
+            some.append(name)
+            known = self._transactions.get(name)
+            partitions += 0 if known is None else len(known.partitions)
+        return some, False
 
     # -- deciding --------------------------------------------------------------------------------------------------
 
@@ -248,31 +296,9 @@ class Coordinator:
         held = known.state is TransactionState.ONGOING and partition in known.partitions
         return ErrorCode.NONE if held else ErrorCode.INVALID_TXN_STATE
 
-    def begun_ms(self, transactional_id: str) -> int:
-        """When the present transaction of a producer began; -1 if there is none."""
-        known = self._transactions.get(transactional_id)
-        return NOT_STARTED if known is None else known.started_ms
-
-    def describe(self, transactional_id: str) -> DescribedTransaction:
-        """Describe a transaction, for DescribeTransactions."""
-        known = self._transactions.get(transactional_id)
-        if known is None:
-            return DescribedTransaction(
-                error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST,
-                transactional_id=transactional_id,
-            )
-        topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(known.partitions):
-            topics.setdefault(topic, []).append(partition)
-        return DescribedTransaction(
-            transactional_id=transactional_id,
-            transaction_state=known.state.title,
-            transaction_timeout_ms=known.timeout_ms,
-            transaction_start_time_ms=known.started_ms if known.partitions else NOT_STARTED,
-            producer_id=known.producer_id,
-            producer_epoch=known.producer_epoch,
-            topics=[TopicData(topic=topic, partitions=held) for topic, held in topics.items()],
-        )
+    def transaction(self, transactional_id: str) -> Transaction | None:
+        """What is known of a transactional id, a value; None if nothing is."""
+        return self._transactions.get(transactional_id)
 
     def __iter__(self) -> Iterator[tuple[str, Transaction]]:
         """Every transactional id with its state, for ListTransactions."""
@@ -359,10 +385,6 @@ class Coordinator:
             partitions=prepared.partitions,
         )
 
-    @staticmethod
-    def _again(found: Collection[str], now_ms: int, interval_ms: int) -> int:
-        return now_ms if len(found) > SWEPT_MAX else now_ms + interval_ms
-
 
 _END_AGAIN = {
     (TransactionState.COMPLETE_COMMIT, TransactionEvent.COMMITTED): ErrorCode.NONE,
@@ -371,6 +393,27 @@ _END_AGAIN = {
     (TransactionState.PREPARE_ABORT, TransactionEvent.ABORTED): ErrorCode.CONCURRENT_TRANSACTIONS,
 }
 """The answer to a repeated EndTxn: the answer to the first one was lost."""
+
+
+def described(transactional_id: str, known: Transaction | None) -> DescribedTransaction:
+    """Describe a transaction, for DescribeTransactions."""
+    if known is None:
+        return DescribedTransaction(
+            error_code=ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST,
+            transactional_id=transactional_id,
+        )
+    topics: dict[str, list[int]] = {}
+    for topic, partition in sorted(known.partitions):
+        topics.setdefault(topic, []).append(partition)
+    return DescribedTransaction(
+        transactional_id=transactional_id,
+        transaction_state=known.state.title,
+        transaction_timeout_ms=known.timeout_ms,
+        transaction_start_time_ms=known.started_ms if known.partitions else NOT_STARTED,
+        producer_id=known.producer_id,
+        producer_epoch=known.producer_epoch,
+        topics=[TopicData(topic=topic, partitions=held) for topic, held in topics.items()],
+    )
 
 
 def partitions_response(

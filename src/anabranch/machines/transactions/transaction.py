@@ -33,6 +33,15 @@ class Transaction:
     started_ms: int
 
     @property
+    def is_open(self) -> bool:
+        """Whether its producer may add to it."""
+        return self.state is TransactionState.ONGOING
+
+    def continues(self, before: Transaction) -> bool:
+        """Whether this is the open transaction that was open before, with more partitions."""
+        return self.is_open and before.is_open and self.started_ms == before.started_ms
+
+    @property
     def exhausted(self) -> bool:
         """Whether the producer id has no epoch left to be given."""
         return self.producer_epoch >= EPOCH_EXHAUSTED

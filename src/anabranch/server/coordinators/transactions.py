@@ -6,7 +6,6 @@ begins the delivery again once it is loaded.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Collection, Iterator
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
@@ -106,9 +105,11 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
 
     def begun_ms(self, transactional_id: str) -> int:
         """When the present transaction of a producer began, in ms: it tells it from others; -1 if unknown."""
-        with contextlib.suppress(ApiError):
-            return self.shard_of(transactional_id).machine.begun_ms(transactional_id)
-        return -1
+        try:
+            known = self.shard_of(transactional_id).machine.transaction(transactional_id)
+        except ApiError:
+            return -1
+        return -1 if known is None else known.started_ms
 
     def listed(self, wanted: TransactionFilter) -> Iterator[tuple[str, Transaction | None]]:
         """Every transactional id that passes the filter, with its state; None for each that does not.
@@ -156,6 +157,7 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
 
 
 def _codec() -> RecordCodec[TransactionRecord]:
+    from anabranch.machines.transactions.coordinator import Coordinator
     from anabranch.machines.transactions.records import decode_record, encode_record
 
-    return RecordCodec(encode_record, decode_record)
+    return RecordCodec(encode_record, decode_record, loaded_weight=Coordinator.weight_of_loading)

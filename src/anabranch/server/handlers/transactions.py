@@ -50,7 +50,7 @@ from anabranch.protocol.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from anabranch.runtime.events import EventLogger
-from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.transactions import TransactionFilter
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps, split
@@ -59,6 +59,7 @@ from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator
     from anabranch.machines.transactions.records import TransactionRecord
+    from anabranch.machines.transactions.transaction import Transaction
 
 events = EventLogger("transactions")
 Response = TypeVar("Response")
@@ -180,7 +181,7 @@ def handle_txn_offset_commit(
 ) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     """Let a group's progress count when the transaction is committed; it must hold the group's partition already."""
     try:
-        partition = broker.groups.shard_of(request.group_id).partition.name
+        partition = broker.groups.shard_of(request.group_id).partition
     except ApiError as error:
         return _offsets_refused(request, error.code)
     transactions, name = broker.transactions, request.transactional_id
@@ -188,7 +189,7 @@ def handle_txn_offset_commit(
 
     def verified() -> ErrorCode:
         """The error of what is not, or not any more, part of the transaction in which the request came."""
-        code = transactions.verify(name, partition, request.producer_id, request.producer_epoch)
+        code = transactions.verify(name, partition.name, request.producer_id, request.producer_epoch)
         if code is ErrorCode.NONE and transactions.begun_ms(name) != begun_ms:
             code = ErrorCode.INVALID_TXN_STATE
         abortable = code is ErrorCode.INVALID_TXN_STATE and call.api_version >= ABORTABLE_SINCE
@@ -310,19 +311,34 @@ def _refused_marker(marker: WritableTxnMarker) -> WritableTxnMarkerResult:
 
 async def handle_describe_transactions(
     broker: BrokerContext, request: DescribeTransactionsRequest, call: RequestContext
-) -> DescribeTransactionsResponse:
+) -> DescribeTransactionsResponse | Large:
     """Describe transactions: their states, producers and partitions."""
-    return DescribeTransactionsResponse(
-        transaction_states=[await _describe(broker, name) for name in dict.fromkeys(request.transactional_ids)]
-    )
+    from anabranch.machines.transactions.coordinator import described
+
+    found: list[tuple[str, ErrorCode, Transaction | None]] = []
+    count = 0
+    for name in dict.fromkeys(request.transactional_ids):
+        error, known = await _transaction(broker, name)
+        found.append((name, error, known))
+        count += 1 + (0 if known is None else len(known.partitions))
+
+    def make() -> DescribeTransactionsResponse:
+        return DescribeTransactionsResponse(
+            transaction_states=[
+                Described(error_code=error, transactional_id=name) if error else described(name, known)
+                for name, error, known in found
+            ]
+        )
+
+    return large_or_not(make, count)
 
 
-async def _describe(broker: BrokerContext, name: str) -> Described:
+async def _transaction(broker: BrokerContext, name: str) -> tuple[ErrorCode, Transaction | None]:
     try:
-        found = broker.transactions.shard_of(name).read(lambda it, now_ms: it.describe(name))
-        return await found if isinstance(found, asyncio.Future) else found
+        found = broker.transactions.shard_of(name).read(lambda it, now_ms: it.transaction(name))
+        return ErrorCode.NONE, await found if isinstance(found, asyncio.Future) else found
     except ApiError as error:
-        return Described(error_code=error.code, transactional_id=name)
+        return error.code, None
 
 
 async def handle_list_transactions(

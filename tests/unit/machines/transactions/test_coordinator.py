@@ -12,7 +12,17 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.outcome import Outcome, SetTimer
-from anabranch.machines.transactions.coordinator import EXPIRED, TIMED_OUT, Coordinator, Producer, WriteMarkers
+from anabranch.machines.transactions.coordinator import (
+    EXPIRED,
+    SWEPT_MAX,
+    SWEPT_PARTITIONS_MAX,
+    TIMED_OUT,
+    UNDELIVERED,
+    Coordinator,
+    Producer,
+    WriteMarkers,
+    described,
+)
 from anabranch.machines.transactions.records import TransactionRecord, decode_record, encode_record
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import NEXT, REFUSED, TransactionEvent, TransactionState
@@ -119,7 +129,7 @@ class World:
         return written
 
     def state(self, name: str = "t") -> str:
-        return self.machine.describe(name).transaction_state
+        return described(name, self.machine.transaction(name)).transaction_state
 
 
 def replayed(journal: list[tuple[bytes, bytes | None]]) -> Coordinator:
@@ -328,7 +338,9 @@ def test_a_transaction_that_began_by_a_clock_that_was_ahead_has_its_timeout_from
     world.add(producer, 0)
     world.now_ms -= 10**9
     world.crash()
-    world.advance(4_999)
+    world.advance(4_000)
+    assert world.add(producer, 1) is OK, "which does not prolong it"
+    world.advance(999)
     assert world.state() == "Ongoing"
     world.advance(1_000)
     assert world.state() == "PrepareAbort", "its readers would wait for days"
@@ -344,7 +356,52 @@ def test_many_late_transactions_are_aborted_batch_by_batch(world: World) -> None
         outcome = world.machine.on_timer(TIMED_OUT, world.now_ms)
         batches.append(len(outcome.records))
         world.perform(outcome)
-    assert batches == [500, 500, 200]
+    assert batches == [SWEPT_MAX] * 12
+    assert world.timers[TIMED_OUT] == world.now_ms + SETTINGS.timed_out_interval_ms
+
+
+def test_a_sweep_is_bounded_by_the_partitions_of_its_transactions(world: World) -> None:
+    for number in range(4):
+        _, producer = world.init(f"t{number}")
+        world.add(producer, *range(SWEPT_PARTITIONS_MAX // 2), name=f"t{number}")
+    world.now_ms += 20_000
+    swept = []
+    for _ in range(2):
+        outcome = world.machine.on_timer(TIMED_OUT, world.now_ms)
+        swept.append(sum(len(effect.partitions) for effect in outcome.effects))
+        world.perform(outcome)
+    assert swept == [SWEPT_PARTITIONS_MAX] * 2
+    assert world.machine.states()[TransactionState.ONGOING] == 0
+
+
+def test_a_look_for_what_is_late_does_not_look_at_the_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        _, producer = world.init(f"t{number}", timeout_ms=60_000)
+        world.add(producer, 0, name=f"t{number}")
+        world.init(f"idle{number}")
+    _, producer = world.init("late", timeout_ms=5_000)
+    world.add(producer, 0, name="late")
+    looked_at = []
+
+    class Watched(dict[str, Transaction]):
+        def __getitem__(self, name: str) -> Transaction:
+            looked_at.append(name)
+            return super().__getitem__(name)
+
+        def get(self, name: str, default: Any = None) -> Any:
+            looked_at.append(name)
+            return super().get(name, default)
+
+        def _all(self) -> Any:
+            raise AssertionError("all ids are looked at")
+
+        items = values = __iter__ = _all
+
+    monkeypatch.setattr(world.machine, "_transactions", Watched(world.machine._transactions))
+    assert not world.machine.on_timer(EXPIRED, world.now_ms).records
+    outcome = world.machine.on_timer(TIMED_OUT, world.now_ms + 6_000)
+    assert len(outcome.records) == 1
+    assert set(looked_at) == {"late"}
 
 
 def test_an_id_that_nobody_uses_is_forgotten_but_not_an_open_transaction(world: World) -> None:
@@ -362,7 +419,7 @@ def test_an_id_that_nobody_uses_is_forgotten_but_not_an_open_transaction(world: 
     world.now_ms += 1
     world.perform(world.machine.on_timer(EXPIRED, world.now_ms))
     assert [name for name, _ in world.machine] == ["stuck"]
-    assert world.machine.describe("idle").error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+    assert described("idle", world.machine.transaction("idle")).error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
     assert replayed(world.journal) == world.machine
     assert world.init("idle") == (OK, Producer(10, 0))
 
@@ -383,6 +440,21 @@ def test_a_coordinator_that_dies_before_the_markers_finishes_after_it_is_loaded(
     assert world.state() == ("CompleteCommit" if commit else "CompleteAbort")
     world.crash()
     assert not world.markers
+
+
+def test_a_coordinator_that_dies_with_many_decisions_sends_the_markers_of_some_at_a_time(world: World) -> None:
+    for number in range(250):
+        _, producer = world.init(f"t{number}")
+        world.add(producer, 0, name=f"t{number}")
+        world.end(producer, name=f"t{number}")
+    world.crash()
+    sent = [len(world.write_markers())]
+    while UNDELIVERED in world.timers:
+        del world.timers[UNDELIVERED]
+        world.perform(world.machine.on_timer(UNDELIVERED, world.now_ms))
+        sent.append(len(world.write_markers()))
+    assert sent == [SWEPT_MAX, SWEPT_MAX, 50]
+    assert world.machine.states()[TransactionState.COMPLETE_COMMIT] == 250
 
 
 def test_an_open_transaction_survives_the_coordinator_and_still_has_its_timeout(world: World) -> None:
@@ -430,7 +502,7 @@ def test_only_the_open_transaction_of_its_producer_is_verified(world: World) -> 
 def test_a_transaction_is_described(world: World) -> None:
     _, producer = world.init(timeout_ms=1_234)
     world.add(producer, 1, 0)
-    told = world.machine.describe("t")
+    told = described("t", world.machine.transaction("t"))
     assert (told.transaction_state, told.transaction_timeout_ms, told.transaction_start_time_ms) == (
         "Ongoing",
         1_234,
