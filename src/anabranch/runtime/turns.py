@@ -7,6 +7,7 @@ time, and the other tasks of the loop have their turn in between; whatever was t
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
@@ -29,3 +30,37 @@ def spent_in_parts(items: list[T], at_a_time: int) -> Iterator[list[T]]:
         part = items[-at_a_time:]
         del items[-at_a_time:]
         yield part
+
+
+class Pace:
+    """So many items in a turn of the loop, of all who do some; in the order in which they come."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: the items of a turn; nobody is to take more at once."""
+        self._most = most
+        self._room = most
+        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    async def take(self, count: int) -> None:
+        """Wait until so many items may be done in this turn of the loop."""
+        if self._room >= count and not self._line:
+            self._admit(count)
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((count, turn))
+        await turn
+
+    def _admit(self, count: int) -> None:
+        assert count <= self._room, (count, self._most)
+        if self._room == self._most:
+            asyncio.get_running_loop().call_soon(self._renew)
+        self._room -= count
+
+    def _renew(self) -> None:
+        """Let those go on that have room in the next turn."""
+        self._room = self._most
+        while self._line and self._line[0][0] <= self._room:
+            count, turn = self._line.popleft()
+            if not turn.done():  # Or whoever waited is gone.
+                self._admit(count)
+                turn.set_result(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from anabranch.runtime.turns import in_turns, spent_in_parts
+from anabranch.runtime.turns import Pace, in_turns, spent_in_parts
 
 
 class Item:
@@ -40,3 +40,34 @@ def test_each_part_of_what_is_spent_is_freed_before_the_next_one() -> None:
         del part
     assert left == [[0, 1, 2, 3, 4], [0, 1, 2], [0]]
     assert not items
+
+
+async def paced(pace: Pace, counts: list[int], cancelled: frozenset[int] = frozenset()) -> list[list[int]]:
+    """The places of those that went on, by the turn of the loop in which they did."""
+    turns: list[list[int]] = []
+
+    async def take(place: int, count: int) -> None:
+        await pace.take(count)
+        turns[-1].append(place)
+
+    tasks = [asyncio.create_task(take(place, count)) for place, count in enumerate(counts)]
+    while not all(task.done() for task in tasks):
+        turns.append([])
+        await asyncio.sleep(0)
+        for place in cancelled:
+            tasks[place].cancel()
+    return [turn for turn in turns if turn]
+
+
+def test_a_pace_lets_so_many_items_be_done_in_a_turn_of_all_who_do_some_in_their_order() -> None:
+    for counts in ([4] * 5, [1] * 20, [10, 1, 10, 1, 10], [3, 10, 3, 10]):
+        turns = asyncio.run(paced(Pace(10), counts))
+        assert [place for turn in turns for place in turn] == [*range(len(counts))]
+        assert max(sum(counts[place] for place in turn) for turn in turns) <= 10
+        assert len(turns) <= len(counts)
+    assert len(asyncio.run(paced(Pace(10), [1] * 20))) == 2, "small ones share a turn"
+
+
+def test_whoever_is_gone_has_no_turn_in_a_pace_and_keeps_nobody_waiting() -> None:
+    turns = asyncio.run(paced(Pace(10), [10] * 6, frozenset({2, 3})))
+    assert [place for turn in turns for place in turn] == [0, 1, 4, 5]

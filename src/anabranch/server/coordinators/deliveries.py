@@ -3,14 +3,19 @@
 A nonexistent partition (its topic was deleted, or it was retired, emptied and removed) needs none, and a partition
 with a later producer epoch has no open transaction of this one. After any other failure, and after any exception, the
 marker is sent again, at growing intervals.
+
+Deliveries have their turns: each sends markers to some of its partitions, and then the next one does. The markers that
+are on their way are bounded over all deliveries, so that none waits for all partitions of a large one, and all of them
+together take no more than a share of the loop and of memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -21,6 +26,7 @@ from anabranch.protocol.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.loop_steps import timed
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.cluster.view import ClusterView
 
@@ -28,13 +34,57 @@ if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import WriteMarkers
 
 events = EventLogger("transactions")
-Result = TypeVar("Result")
-MANY = 1_000
-"""Partitions of a transaction from which on a thread sorts them."""
+SENT_AT_A_TIME = 100
+"""Markers that a delivery sends before the next one has its turn."""
+ON_THEIR_WAY_MAX = 1_000
+"""Markers, of all deliveries, that are sent and not answered yet, from which on no further ones are sent."""
 RETRY_S = 0.02
 RETRY_MAX_S = 2.0
 WARNING_INTERVAL_S = 30.0
 FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED})
+
+
+class _Delivery:
+    """One decided transaction; in each attempt all partitions are asked that have no marker yet."""
+
+    __slots__ = (
+        "_left",
+        "coordinator_epoch",
+        "decided",
+        "delay_s",
+        "on_delivered",
+        "on_their_way",
+        "reason",
+        "undelivered",
+        "unsent",
+    )
+
+    def __init__(self, decided: WriteMarkers, coordinator_epoch: int, on_delivered: Callable[[], None]) -> None:
+        self.decided = decided
+        self.coordinator_epoch = coordinator_epoch
+        self.on_delivered = on_delivered
+        self.delay_s = RETRY_S
+        self.begin(decided.partitions)
+
+    def begin(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin an attempt."""
+        self._left: Iterator[TopicPartition] = iter(partitions)
+        self.unsent = len(partitions)
+        self.on_their_way = 0
+        self.undelivered: list[TopicPartition] = []
+        self.reason: Exception | None = None
+
+    def take(self) -> list[TopicPartition]:
+        """The partitions that have their turn."""
+        some = list(islice(self._left, SENT_AT_A_TIME))
+        self.unsent -= len(some)
+        self.on_their_way += len(some)
+        return some
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the attempt is over."""
+        return not self.unsent and not self.on_their_way
 
 
 class Deliveries:
@@ -43,51 +93,85 @@ class Deliveries:
     def __init__(self, peers: MarkerPeers, view: ClusterView) -> None:
         self._peers = peers
         self._view = view
-        self._tasks: dict[WriteMarkers, asyncio.Task[None]] = {}
+        self._deliveries: dict[WriteMarkers, _Delivery] = {}
+        self._line: deque[_Delivery] = deque()
+        """Those with markers to be sent, in the order of their turns."""
+        self._on_their_way = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pauses: dict[_Delivery, asyncio.TimerHandle] = {}
+        """The ends of the pauses before the next attempts."""
         self._warnings = EventLimit(WARNING_INTERVAL_S)
 
     def __len__(self) -> int:
-        return len(self._tasks)
+        return len(self._deliveries)
 
     def begin(self, decided: WriteMarkers, coordinator_epoch: int, on_delivered: Callable[[], None]) -> None:
         """Deliver in the background, unless that is being done; `on_delivered` is called when all markers are durable.
 
         `coordinator_epoch` is the leader epoch of the coordinator's partition: later ones fence earlier ones.
         """
-        if decided not in self._tasks:
-            delivery = self._deliver(decided, coordinator_epoch, on_delivered)
-            task = asyncio.get_running_loop().create_task(delivery, name="write markers")
-            self._tasks[decided] = task
-            task.add_done_callback(lambda done: self._end(decided, done))
+        if decided not in self._deliveries:
+            delivery = self._deliveries[decided] = _Delivery(decided, coordinator_epoch, on_delivered)
+            self._line.append(delivery)
+            self._send()
 
     def cancel(self) -> None:
         """Stop delivering: the coordinator asks again after the next start."""
-        for task in self._tasks.values():
+        self._deliveries.clear()
+        self._line.clear()
+        for pause in self._pauses.values():
+            pause.cancel()
+        self._pauses.clear()
+        for task in self._tasks:
             task.cancel()
 
-    def _end(self, decided: WriteMarkers, done: asyncio.Task[None]) -> None:
-        del self._tasks[decided]
-        if not done.cancelled() and (error := done.exception()) is not None:
-            events.error("markers not written", transactional_id=decided.transactional_id, exception=error)
+    def _send(self) -> None:
+        """Send markers, as many as may be on their way."""
+        while self._line and self._on_their_way < ON_THEIR_WAY_MAX:
+            delivery = self._line.popleft()
+            some = delivery.take()
+            if delivery.unsent:
+                self._line.append(delivery)
+            self._on_their_way += len(some)
+            task = asyncio.get_running_loop().create_task(self._deliver(delivery, some), name="write markers")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, decided: WriteMarkers, coordinator_epoch: int, on_delivered: Callable[[], None]) -> None:
-        left: Collection[TopicPartition] = decided.partitions
-        delay_s = RETRY_S
-        while True:
-            reason: Exception | None = None
-            try:
-                request = await _beside(left, _request, decided, left, coordinator_epoch)
-                response = await self._peers.write_markers(request)
-            except Exception as error:  # Ours or the disk's: the transaction stays open until its markers are written.
-                reason = error
-            else:
-                left = await _beside(left, self._undelivered, decided, left, response)
-            if not left:
-                break
-            self._warn(decided, left, reason)
-            await asyncio.sleep(delay_s)
-            delay_s = min(delay_s * 2, RETRY_MAX_S)
-        on_delivered()
+    async def _deliver(self, delivery: _Delivery, some: Sequence[TopicPartition]) -> None:
+        """Send the markers for some partitions."""
+        undelivered = some
+        try:
+            response = await self._peers.write_markers(_request(delivery.decided, some, delivery.coordinator_epoch))
+            undelivered = self._undelivered(delivery.decided, some, response)
+        except Exception as error:  # Ours or the disk's: the transaction stays open until its markers are written.
+            delivery.reason = error
+        self._on_their_way -= len(some)
+        delivery.on_their_way -= len(some)
+        delivery.undelivered += undelivered
+        if delivery.is_answered and delivery.decided in self._deliveries:
+            self._attempted(delivery)
+        self._send()
+
+    def _attempted(self, delivery: _Delivery) -> None:
+        """All partitions have answered: end, or begin again after a pause."""
+        if delivery.undelivered:
+            self._warn(delivery.decided, delivery.undelivered, delivery.reason)
+            delivery.begin(delivery.undelivered)
+            loop = asyncio.get_running_loop()
+            resume = timed(loop, "coordinator", self._resume)
+            self._pauses[delivery] = loop.call_later(delivery.delay_s, resume, delivery)
+            delivery.delay_s = min(delivery.delay_s * 2, RETRY_MAX_S)
+            return
+        del self._deliveries[delivery.decided]
+        try:
+            delivery.on_delivered()
+        except Exception as error:  # Ours. The others are delivered all the same.
+            events.error("markers not written", transactional_id=delivery.decided.transactional_id, exception=error)
+
+    def _resume(self, delivery: _Delivery) -> None:
+        del self._pauses[delivery]
+        self._line.append(delivery)
+        self._send()
 
     def _warn(self, decided: WriteMarkers, left: Collection[TopicPartition], reason: Exception | None) -> None:
         suppressed = self._warnings.admit(asyncio.get_running_loop().time())
@@ -105,7 +189,7 @@ class Deliveries:
 
     def _undelivered(
         self, decided: WriteMarkers, asked: Collection[TopicPartition], response: WriteTxnMarkersResponse
-    ) -> Collection[TopicPartition]:
+    ) -> Sequence[TopicPartition]:
         """Return the partitions without a marker that need one, those without a result included."""
         delivered = {
             TopicPartition(topic.name, result.partition_index)
@@ -128,13 +212,6 @@ class Deliveries:
             known = self._view.topic(topic)
             return known is None or not known.exists(number)
         return error is ErrorCode.NONE or error in FENCED
-
-
-async def _beside(left: Collection[TopicPartition], work: Callable[..., Result], *given: Any) -> Result:
-    """Do some work about partitions; in a thread where there are many."""
-    if len(left) < MANY:
-        return work(*given)
-    return await asyncio.get_running_loop().run_in_executor(None, partial(work, *given))
 
 
 def _request(

@@ -22,6 +22,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.turns import Pace
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
@@ -29,7 +30,7 @@ from anabranch.server.partitions.replicas import Replicas
 events = EventLogger("markers")
 
 AT_A_TIME = 100
-"""Partitions to which markers are appended before other work has its turn."""
+"""Partitions to which markers are appended in a turn of the loop, of all requests."""
 
 
 class Markers:
@@ -39,6 +40,7 @@ class Markers:
         self._replicas = replicas
         self._clock = clock
         self._groups = groups
+        self._pace = Pace(AT_A_TIME)
 
     async def write_markers(
         self, request: WriteTxnMarkersRequest, *, by_client: bool = False
@@ -57,8 +59,8 @@ class Markers:
         ends: list[asyncio.Future[list[ErrorCode]]] = []
         for at in range(0, len(named), AT_A_TIME):
             some = named[at : at + AT_A_TIME]
+            await self._pace.take(len(some))
             ends.append(asyncio.gather(*(self._end(marker, *each, by_client=by_client) for each in some)))
-            await asyncio.sleep(0)
         topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
         names = iter(named)
         for end in ends:
@@ -102,8 +104,7 @@ class Markers:
 
     def _aliases(self, marker: WritableTxnMarker, topic: str, number: int) -> list[tuple[Partition, int]]:
         """Where the producer's batches for the partition were redirected to, and are in an open transaction."""
-        roles = (other.leadership for other in self._replicas.of_topic(topic))
-        role = next((role for role in roles if role is not None), None)
+        role = self._replicas.role_in(topic)
         if role is None:
             return []
         initial = role.initial_partition_count

@@ -19,7 +19,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.base.limits import DISK_FREE_SIZE_MIN, PRODUCERS_SIZE_MAX
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
-from anabranch.machines.controller.leadership import Taken, take_role
+from anabranch.machines.controller.leadership import Leadership, Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
 from anabranch.machines.placement import level_size
 from anabranch.runtime.clock import Clock, PatientTime, SteadyTime
@@ -138,6 +138,11 @@ class Replicas:
     def of_topic(self, topic: str) -> list[Partition]:
         """The partitions of a topic that live here."""
         return [*self._topics.get(topic, {}).values()]
+
+    def role_in(self, topic: str) -> Leadership | None:
+        """The role of one of a topic's partitions here, for what is the same in all of them; None without any."""
+        roles = (partition.leadership for partition in self._topics.get(topic, {}).values())
+        return next((role for role in roles if role is not None), None)
 
     def _add(self, partition: Partition) -> None:
         self._topics.setdefault(partition.name.topic, {})[partition.name.partition] = partition

@@ -21,7 +21,13 @@ from anabranch.protocol.messages.write_txn_markers import (
 )
 from anabranch.server.cluster.feed import everything
 from anabranch.server.cluster.view import ClusterView
-from anabranch.server.coordinators.deliveries import RETRY_MAX_S, RETRY_S, Deliveries
+from anabranch.server.coordinators.deliveries import (
+    ON_THEIR_WAY_MAX,
+    RETRY_MAX_S,
+    RETRY_S,
+    SENT_AT_A_TIME,
+    Deliveries,
+)
 from tests.simulation.virtual_time import run
 from tests.unit.machines.controller.transcript import Cluster
 
@@ -143,3 +149,71 @@ def test_a_partition_without_a_result_has_no_marker_yet() -> None:
     leaders = Forgetful(lambda number, attempt: OK)
     assert deliver(leaders, view_of(Cluster(partitions=2)))
     assert [numbers for _, numbers in leaders.attempts] == [[0, 1], [1]]
+
+
+class Slow(Leaders):
+    """Takes some time for each request, and counts the markers that wait for it."""
+
+    def __init__(self, takes_s: float) -> None:
+        super().__init__(lambda number, attempt: OK)
+        self.now = self.most = self.written = 0
+        self._takes_s = takes_s
+
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        count = sum(len(topic.partition_indexes) for marker in request.markers for topic in marker.topics)
+        self.now += count
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(self._takes_s)
+        self.now -= count
+        self.written += count
+        return await super().write_markers(request)
+
+
+def large(name: str, count: int) -> WriteMarkers:
+    return WriteMarkers(name, 7, 3, True, frozenset(TopicPartition("t", number) for number in range(count)))
+
+
+def written_when_delivered(leaders: Slow, *decided: WriteMarkers) -> dict[str, int]:
+    """How many markers were written, of all transactions, when each had all of its own."""
+
+    async def story() -> dict[str, int]:
+        found: dict[str, int] = {}
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
+        for each in decided:
+            name = each.transactional_id
+            deliveries.begin(each, 5, lambda name=name: found.update({name: leaders.written}))  # type: ignore[misc]
+        while len(deliveries):
+            await asyncio.sleep(0.1)
+        return found
+
+    return run(story(), 1)
+
+
+def test_the_markers_on_their_way_are_bounded_over_all_deliveries() -> None:
+    leaders = Slow(0.01)
+    found = written_when_delivered(leaders, *(large(f"t{number}", 550) for number in range(60)))
+    assert len(found) == 60
+    assert leaders.written == 60 * 550
+    assert ON_THEIR_WAY_MAX // 2 < leaders.most < ON_THEIR_WAY_MAX + SENT_AT_A_TIME
+
+
+def test_a_small_transaction_does_not_wait_for_all_markers_of_a_large_one() -> None:
+    leaders = Slow(0.01)
+    found = written_when_delivered(leaders, large("large", 10_000), large("larger", 10_000), large("small", 1))
+    assert found["small"] <= 2 * ON_THEIR_WAY_MAX + SENT_AT_A_TIME, "what was on its way, and the first of each since"
+    assert found["large"] > 10_000
+
+
+def test_a_delivery_that_waits_to_try_again_holds_no_other_up() -> None:
+    class Refusing(Slow):
+        async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+            response = await super().write_markers(request)
+            if request.markers[0].producer_id == 8 and self.written < 5_000:
+                raise OSError("disk")
+            return response
+
+    leaders = Refusing(0.01)
+    refused = WriteMarkers("refused", 8, 3, True, large("", ON_THEIR_WAY_MAX * 2).partitions)
+    found = written_when_delivered(leaders, refused, *(large(f"t{number}", 1) for number in range(10)))
+    assert [*found][-1] == "refused"
+    assert found["t9"] < 5_000

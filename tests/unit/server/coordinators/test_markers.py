@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from anabranch.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
 )
 from anabranch.records.batch import parse_header
-from anabranch.server.coordinators.markers import Markers
+from anabranch.server.coordinators.markers import AT_A_TIME, Markers
 from anabranch.server.coordinators.shard_set import ShardSet
 from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
@@ -167,3 +169,46 @@ def test_the_coordinator_of_groups_writes_the_markers_of_its_partitions(local: W
     assert local[0].log.end == 0
     loading = Groups(TOPIC, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
     assert local.write(0, groups=loading) == {0: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS}
+
+
+def marker_for(*numbers: int, topic: str = TOPIC) -> WritableTxnMarker:
+    named = WritableTxnMarkerTopic(name=topic, partition_indexes=list(numbers))
+    return WritableTxnMarker(
+        producer_id=PRODUCER, producer_epoch=EPOCH, transaction_result=True, topics=[named], coordinator_epoch=0
+    )
+
+
+def test_a_marker_does_not_look_at_all_partitions_of_its_topic(local: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed(topic: str) -> None:
+        raise AssertionError("a topic has 100,000 of them")
+
+    monkeypatch.setattr(local.replicas, "of_topic", listed)
+    local.begin(0)
+    assert local.write(0) == {0: ErrorCode.NONE}
+    local[0].leadership = None
+    assert local.replicas.role_in(TOPIC) == local[1].leadership
+    assert local.replicas.role_in("another") is None
+
+
+def test_markers_of_many_requests_share_the_turns_of_the_loop(local: Written) -> None:
+    turn = 0
+    begun: Counter[int] = Counter()
+
+    class Watched(Markers):
+        async def _end(self, *given: Any, **named: Any) -> ErrorCode:
+            begun[turn] += 1
+            return await super()._end(*given, **named)
+
+    async def story() -> None:
+        nonlocal turn
+        markers = Watched(local.replicas, local.clock, cast(ShardSet[Any, Any], Groups()))
+        asked = [WriteTxnMarkersRequest(markers=[marker_for(*range(10, 260))]) for _ in range(20)]
+        writing = asyncio.gather(*map(markers.write_markers, asked))
+        while not writing.done():
+            turn += 1
+            await asyncio.sleep(0)
+        assert len(await writing) == 20
+
+    local.runner.run(story())
+    assert begun.total() == 20 * 250
+    assert max(begun.values()) <= AT_A_TIME
