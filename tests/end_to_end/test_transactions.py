@@ -126,6 +126,24 @@ def test_a_second_producer_fences_the_first(client: WireClient, producer: Transa
     assert committed(client, "t") == [b"good"]
 
 
+def test_a_second_producer_fences_the_first_where_that_wrote_nothing(
+    client: WireClient, producer: TransactionalProducer
+) -> None:
+    """The transaction held the partition, which has no marker of its end: what is late is refused all the same."""
+    client.create("t")
+    assert producer.add("t", 0) is OK
+    successor = TransactionalProducer(client).init()
+    assert client.offset_at("t", 0, -1).offset == 0
+    assert producer.send("t", 0, b"late", add=False) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert successor.add("t", 0) is OK
+    assert producer.send("t", 0, b"later", add=False) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert successor.send("t", 0, b"good") is OK
+    successor.commit()
+    assert producer.send("t", 0, b"latest", add=False) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert successor.send("t", 0, b"of no transaction", add=False) is ErrorCode.INVALID_TXN_STATE
+    assert committed(client, "t") == [b"good"]
+
+
 def test_a_transaction_that_takes_too_long_is_aborted(tmp_path: Path) -> None:
     interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with running(tmp_path, **interval) as broker, WireClient(broker.port) as client:

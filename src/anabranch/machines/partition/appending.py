@@ -162,7 +162,7 @@ def decide_append(
     if producer_id == NO_PRODUCER_ID:
         return APPEND
     if known is None:
-        refused: Refuse | Verify | None = _refuse_newcomer(table, producer_id, newcomers)
+        refused: Refuse | Verify | None = refuse_newcomer(table, producer_id, newcomers)
         if refused is not None:
             return refused
     elif known.transaction_start is None and not header.is_transactional:
@@ -170,7 +170,7 @@ def decide_append(
     return _refuse_transaction(table, known, header, held) or APPEND
 
 
-def _refuse_newcomer(table: ProducerTable, producer_id: int, newcomers: Newcomers) -> Refuse | None:
+def refuse_newcomer(table: ProducerTable, producer_id: int, newcomers: Newcomers) -> Refuse | None:
     """Check that a producer that `table` does not know may be added to it; `producer_id` is the one it sent."""
     if producer_id >= newcomers.ids_below:
         return Refuse(ErrorCode.UNKNOWN_PRODUCER_ID, NEVER_GIVEN)
@@ -222,7 +222,7 @@ def _redirect(
         alias = redirected(header.producer_id, role.partition)
         table = survivor.table
         known = table.known(alias)
-        refused = None if known is not None else _refuse_newcomer(table, header.producer_id, newcomers)
+        refused = None if known is not None else refuse_newcomer(table, header.producer_id, newcomers)
         return refused or _refuse_transaction(table, known, header, held) or Redirect(survivor, alias)
     return SURVIVOR_NOT_READY
 

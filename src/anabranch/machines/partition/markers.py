@@ -1,12 +1,18 @@
 """The decision about a transaction marker that reaches a partition: the one place with these rules.
 
-    1. the producer id is an alias, and no transaction of it is open          nothing is appended
-    2. the producer, or its coordinator, has gone on to a later epoch         refused
-    3. the partition is retiring, and no transaction of the producer is open  nothing is appended
-    4. a client sent it, and no transaction of the producer is open           nothing is appended
-    5. a client sent it, with another epoch than the producer's               refused
-    6. the marker would change nothing: it was appended before                nothing is appended
-    7. otherwise                                                              append
+    1. the partition remembers nothing of the producer                        nothing is appended
+    2. the producer id is an alias, and no transaction of it is open          nothing is appended
+    3. the producer, or its coordinator, has gone on to a later epoch         refused
+    4. the partition is retiring, and no transaction of the producer is open  nothing is appended
+    5. a client sent it, and no transaction of the producer is open           nothing is appended
+    6. a client sent it, with another epoch than the producer's               refused
+    7. the marker would change nothing: it was appended before                nothing is appended
+    8. otherwise                                                              append
+
+A transaction may hold a partition that its producer has written nothing into (1). A marker there would end nothing, and
+fence nobody: a batch of a producer that the partition does not remember begins a transaction only if the coordinator,
+asked in the same step, says that the producer has one open (`appending`, docs/adr/0014). It would make a file, and take
+memory for a producer, in each partition that a request names.
 
 An earlier append is durable only once its sync is done: the caller waits for the sync even if nothing is appended, and
 decides again after a failed sync, which may have cut the marker.
@@ -35,6 +41,8 @@ class MarkerVerdict(NamedTuple):
 
     append: bool
     error: ErrorCode = ErrorCode.NONE
+    nothing_written: bool = False
+    """Whether the log has nothing of the producer, and so nothing that must be durable."""
 
 
 def decide_marker(
@@ -55,7 +63,10 @@ def decide_marker(
         return MarkerVerdict(append=False, error=ErrorCode.INVALID_REQUEST)
     if producer_epoch < 0:
         return MarkerVerdict(append=False, error=ErrorCode.INVALID_PRODUCER_EPOCH)
-    opened = table.open_transaction(producer_id) is not None
+    known = table.known(producer_id)
+    if known is None:
+        return MarkerVerdict(append=False, nothing_written=True)
+    opened = known.transaction_start is not None
     if not opened and producer_id >= 1 << PRODUCER_ID_BITS:
         return MarkerVerdict(append=False)
     error = table.check_marker(producer_id, producer_epoch, coordinator_epoch)
@@ -64,8 +75,7 @@ def decide_marker(
     if retiring:
         return MarkerVerdict(append=opened)
     if by_client:
-        known = table.known(producer_id)
-        if not opened or known is None:
+        if not opened:
             return MarkerVerdict(append=False)
         if producer_epoch != known.epoch:
             return MarkerVerdict(append=False, error=ErrorCode.INVALID_PRODUCER_EPOCH)

@@ -91,6 +91,7 @@ class Markers:
         verdict = _verdict(partition, marker, marker.producer_id, by_client=by_client)
         if verdict.error is not ErrorCode.NONE or (by_client and not verdict.append):
             return verdict.error
+        # Also if the producer is unknown here: its offsets may wait in the coordinator's line.
         try:
             await self._groups.shard(partition.name.partition).end_transaction(
                 marker.producer_id,
@@ -121,6 +122,8 @@ class Markers:
         try:
             log.resume(now_ms)
             verdict = _verdict(partition, marker, producer_id, by_client=by_client)
+            if verdict.nothing_written:
+                return ErrorCode.NONE
             if verdict.append:  # Anew: to resume the log may have cut it.
                 emptied = partition.retiring and log.log_start == log.end
                 batch = end_transaction_marker(

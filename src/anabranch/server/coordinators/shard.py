@@ -177,7 +177,7 @@ class Shard(Generic[MachineT, RecordT]):
     async def end_transaction(
         self, producer_id: int, producer_epoch: int, *, committed: bool, coordinator_epoch: int
     ) -> None:
-        """Append the marker that ends a producer's transaction in this partition. ApiError as for `ask`."""
+        """Append the marker that ends a producer's transaction here, if it has one. ApiError as for `ask`."""
         machine = self.machine
         write = partial(self._write_marker, machine, producer_id, producer_epoch, committed, coordinator_epoch)
         end = partial(machine.apply_marker, producer_id, producer_epoch, committed)
@@ -199,12 +199,11 @@ class Shard(Generic[MachineT, RecordT]):
     ) -> None:
         self._resume_log()
         self._check_is(machine)
+        if self.partition.table.known(producer_id) is None:
+            return  # It wrote nothing here, and nothing of it is in line before this (`machines.partition.markers`).
+        wall_ms = self._clock.now_ms()
         marker = end_transaction_marker(
-            producer_id,
-            producer_epoch,
-            commit=committed,
-            coordinator_epoch=coordinator_epoch,
-            timestamp_ms=self._clock.now_ms(),
+            producer_id, producer_epoch, commit=committed, coordinator_epoch=coordinator_epoch, timestamp_ms=wall_ms
         )
         self._append(marker, self.now_ms())
 

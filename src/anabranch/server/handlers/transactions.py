@@ -17,6 +17,7 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.machines.outcome import Outcome
+from anabranch.machines.partition.appending import Newcomers, refuse_newcomer
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from anabranch.protocol.messages.describe_producers import (
@@ -197,6 +198,11 @@ def handle_txn_offset_commit(
 
     if (refused := verified()) is not ErrorCode.NONE:
         return _offsets_refused(request, refused)
+    if partition.table.known(request.producer_id) is None:
+        newcomers = Newcomers(now_ms=broker.replicas.time.now_ms(), has_room=broker.replicas.producers.has_room)
+        full = refuse_newcomer(partition.table, request.producer_id, newcomers)
+        if full is not None:
+            return _offsets_refused(request, full.code, full.message or "")
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:

@@ -175,13 +175,10 @@ class Appender:
         full = replicas.space.refusal(header.size, self._steady_ms)
         if full is not None:
             return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
-        producers = len(target.table)
         try:
             base_offset, _ = target.append(wire, header, self._steady_ms)
         except OSError as failure:
             return _storage_failed(target, failure)
-        if len(target.table) != producers:
-            replicas.producers.took(1)
         unsynced = (target,) if settings.fsync else ()
         # As `Produced(...)`, at half the cost.
         return tuple.__new__(Produced, (ErrorCode.NONE, base_offset, append_time, None, unsynced, ()))

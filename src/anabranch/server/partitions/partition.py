@@ -55,6 +55,7 @@ class Partition:
     __slots__ = (
         "_failures",
         "_now_ms",
+        "_remembered",
         "_watchers",
         "bytes_in",
         "bytes_out",
@@ -77,11 +78,13 @@ class Partition:
         topic_id: UUID,
         log: PartitionLog,
         settings: TopicSettings,
-        *,
         bytes_in: Counter,
         bytes_out: Counter,
         messages_in: Counter,
+        *,
+        remembered: Callable[[int], None] = lambda count: None,
     ) -> None:
+        """`remembered` is told of every producer more that the table holds by an append."""
         self.name = name
         self.topic_id = topic_id
         self.log = log
@@ -98,6 +101,7 @@ class Partition:
         self.bytes_in = bytes_in
         self.bytes_out = bytes_out
         self.messages_in = messages_in
+        self._remembered = remembered
         self._now_ms = 0
         """The time of the last append, or of building the table."""
         self._failures: EventLimit | None = None
@@ -132,7 +136,11 @@ class Partition:
         appended = self.log.append(data, NO_LEADER_EPOCH if role is None else role.leader_epoch, now_ms, header)
         if header.producer_id >= 0:
             marker = _marker(data) if header.attributes & CONTROL else None
-            self.table.apply(header, now_ms, marker, appended.base_offset)
+            table = self.table
+            known = len(table)
+            table.apply(header, now_ms, marker, appended.base_offset)
+            if len(table) > known:
+                self._remembered(1)
             if marker is not None:
                 self.table.last_stable_offset(self.log.high_watermark)  # It forgets transactions that have ended.
         self.bytes_in.value += header.size

@@ -326,10 +326,7 @@ class Replicas:
         reason = None
         if isinstance(log, OfflineLogError):
             log, reason = self._closed_log(name, settings), str(log)
-        bytes_in, bytes_out, messages_in = counters
-        partition = Partition(
-            name, order.topic_id, log, settings, bytes_in=bytes_in, bytes_out=bytes_out, messages_in=messages_in
-        )
+        partition = Partition(name, order.topic_id, log, settings, *counters, remembered=self.producers.took)
         if isinstance(folded, Exception):
             reason = str(folded)
         if reason is not None:

@@ -14,6 +14,7 @@ from anabranch.machines.partition.producers import Marker, ProducerTable, redire
 
 PRODUCER = 7
 APPEND, THERE = MarkerVerdict(append=True), MarkerVerdict(append=False)
+NOTHING = MarkerVerdict(append=False, nothing_written=True)
 OLD_PRODUCER = MarkerVerdict(append=False, error=ErrorCode.INVALID_PRODUCER_EPOCH)
 OLD_COORDINATOR = MarkerVerdict(append=False, error=ErrorCode.TRANSACTION_COORDINATOR_FENCED)
 
@@ -58,8 +59,9 @@ def decide(known: ProducerTable, *, retiring: bool, epoch: int = 3, coordinator:
         (False, True, True, 3, 5, THERE),
         (False, True, False, 4, 5, APPEND),  # it fences the producer's earlier epoch
         (False, True, True, 4, 5, THERE),  # a retiring log does not grow
-        (False, False, False, 3, 5, APPEND),  # the producer is unknown here, perhaps forgotten
-        (False, False, True, 3, 5, THERE),
+        (False, False, False, 3, 5, NOTHING),  # the producer wrote nothing here, or long ago: nothing is open
+        (False, False, False, 4, 5, NOTHING),  # and the coordinator is asked about whatever it writes next
+        (False, False, True, 3, 5, NOTHING),
         (True, False, False, 2, 5, OLD_PRODUCER),
         (True, False, True, 2, 5, OLD_PRODUCER),
         (True, True, False, 3, 4, OLD_COORDINATOR),

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.machines.partition.producers import redirected
+from anabranch.machines.partition.producers import PRODUCER_SIZE, redirected
 from anabranch.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -176,6 +176,33 @@ def marker_for(*numbers: int, topic: str = TOPIC) -> WritableTxnMarker:
     return WritableTxnMarker(
         producer_id=PRODUCER, producer_epoch=EPOCH, transaction_result=True, topics=[named], coordinator_epoch=0
     )
+
+
+def test_a_partition_that_the_producer_wrote_nothing_into_gets_no_marker(local: Written) -> None:
+    """A client names as many as it likes: none of them has files for that, nor remembers the producer."""
+    local.begin(0)
+    remembered = local.replicas.producers.size
+    assert local.write(0, 1) == {0: ErrorCode.NONE, 1: ErrorCode.NONE}
+    assert (local[0].log.end, local[1].log.end) == (2, 0)
+    assert len(local[1].table) == 0
+    assert local.replicas.producers.size == remembered
+
+
+def test_a_marker_fences_the_earlier_epoch_where_its_producer_wrote_before(local: Written) -> None:
+    local.begin(0)
+    assert local.write(0) == {0: ErrorCode.NONE}
+    assert local.write(0, epoch=EPOCH + 1) == {0: ErrorCode.NONE}
+    known = local[0].table.known(PRODUCER)
+    assert known is not None
+    assert known.epoch == EPOCH + 1
+
+
+def test_a_producer_counts_in_the_budget_whoever_appends_its_batch(local: Written) -> None:
+    local.begin(0)
+    assert local.replicas.producers.size == PRODUCER_SIZE
+    local.begin(0)
+    local.begin(1)
+    assert local.replicas.producers.size == 2 * PRODUCER_SIZE
 
 
 def test_a_marker_does_not_look_at_all_partitions_of_its_topic(local: Written, monkeypatch: pytest.MonkeyPatch) -> None:

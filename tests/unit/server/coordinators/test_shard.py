@@ -437,6 +437,19 @@ def test_records_of_a_transaction_count_from_its_marker_on(world: World) -> None
     play(world, story)
 
 
+def test_only_a_producer_with_records_in_the_log_gets_a_marker_and_those_in_line_before_it_count(world: World) -> None:
+    async def story(world: World) -> None:
+        await world.shard.end_transaction(7, 0, committed=True, coordinator_epoch=0)
+        assert world.partition.log.end == 0
+        assert len(world.partition.table) == 0
+        waiting = world.shard.ask(lambda toy, now_ms: toy.put("a", "1", producer=(7, 0)), lambda toy: 10**6)
+        await world.shard.end_transaction(7, 0, committed=True, coordinator_epoch=0)
+        assert await waiting == "put a"
+        assert world.shard.machine.values == await world.reloaded() == {"a": "1"}
+
+    play(world, story)
+
+
 def test_of_two_transactions_the_later_record_wins_whichever_is_committed_last(world: World) -> None:
     async def story(world: World) -> None:
         append(world, [(b"a", b"1"), (b"b", b"1")], producer_id=7)
