@@ -510,7 +510,7 @@ def _member(partition: Partition, lineage: Lineage, recovery_point: int) -> Memb
         layout_ends=tuple(cuts.ends),
         layouts=(*cuts.layouts, lineage.current),
         stable=partition.last_stable_offset,
-        aborted=partition.table.aborted,
+        aborted=partition.table.aborted.copy(),  # Read in a thread, line by line.
         recovery_point=recovery_point,
     )
 

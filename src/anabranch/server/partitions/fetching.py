@@ -25,7 +25,6 @@ from anabranch.machines.held_memory import FetchMemory, FetchPart
 from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.machines.partition.sharing import Asked
-from anabranch.records.batch import headers
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
@@ -61,7 +60,10 @@ class PartitionRead:
     log_start: int = -1
     found: Slice | None = None
     aborted: Sequence[AbortedTransaction] = ()
-    """The aborted transactions with records in the slice found; only filled for readers of committed records."""
+    """The aborted transactions with records in the slice found, for readers of committed records.
+
+    Some that begin right behind it may be among them, where the slice does not know its end.
+    """
     diverging: EpochEnd | None = None
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
     limit: int = -1
@@ -231,7 +233,7 @@ class Fetch:
         room = self._budget.room(target.size_max)
         if room is None:
             return read
-        read.limit = limit = stable if self.committed else high_watermark
+        read.limit = limit = self._committed_limit(partition, target, stable) if self.committed else high_watermark
         if target.asked is not None:
             return self._read_some(read, partition, room, before)
         try:
@@ -246,6 +248,14 @@ class Fetch:
             read.coming = asyncio.ensure_future(found)
             self.coming.append(read)
         return read
+
+    def _committed_limit(self, partition: Partition, target: Target, stable: int) -> int:
+        """Where a read of committed records ends: the reader asks at once for what is behind too many aborted ones."""
+        reach = partition.table.aborted.reach(target.offset, self._budget.aborted_room)
+        if reach is None or reach >= stable:
+            return stable
+        self._budget.urgent = True
+        return reach
 
     def _read_some(
         self, read: PartitionRead, partition: Partition, room: int, before: PartitionRead | None
@@ -263,6 +273,7 @@ class Fetch:
             if before.found is not None and before.size and not self._budget.take(before.size):
                 return read
             read.found, read.filtered_to, read.aborted = before.found, before.filtered_to, before.aborted
+            self._budget.aborted += len(read.aborted)
         if read.filtered_to < read.limit:
             room = max(0, room - read.size)
             wanted = self._fetches.filters.read(partition, asked, read.filtered_to, read.limit, room)
@@ -299,8 +310,7 @@ class Fetch:
             self._take_some(read, partition, found)
         elif self._budget.take(found.size):
             read.found = found
-            if self.committed:
-                read.aborted = _aborted_in(partition, read.target.offset, read.limit, found)
+            self._note_aborted(read, partition, found)
 
     def _take_some(self, read: PartitionRead, partition: Partition, found: FilteredSlice) -> None:
         """Take what was asked for, behind what was taken before."""
@@ -313,10 +323,20 @@ class Fetch:
             before = kept.parts if isinstance(kept, FilteredSlice) else ()
             read.found = FilteredSlice((*before, *found.parts), found.filtered_to)
         read.filtered_to = found.filtered_to
-        if self.committed and read.found is not None:
-            read.aborted = _aborted_in(partition, read.target.offset, read.limit, read.found)
+        if read.found is not None:
+            self._note_aborted(read, partition, read.found)
         if read.filtered_to < read.limit:
             self._budget.urgent = True  # The reader asks for the rest: nothing will wake this fetch.
+
+    def _note_aborted(self, read: PartitionRead, partition: Partition, found: Slice) -> None:
+        """Note for a reader of committed records the aborted transactions with records in what was found."""
+        aborted = partition.table.aborted
+        if not self.committed or not len(aborted):
+            return
+        end = found.next_offset()
+        lines = aborted.between(read.target.offset, read.limit if end is None else min(read.limit, end))
+        self._budget.aborted += len(lines) - len(read.aborted)
+        read.aborted = lines
 
     async def _arrive(self) -> None:
         """Wait for the pending slices, and take them in the order of the targets."""
@@ -370,7 +390,7 @@ class Fetch:
                 loop.call_soon(timed(loop, "Fetch", again[0]))
             for index in indexes:
                 before = self._reads[index]
-                self._budget.give_back(before.size)
+                self._budget.give_back(before.size, len(before.aborted))
                 self._reads[index] = self._read(before.target, before)
             if self._enough or self.coming:
                 done.set_result(None)
@@ -447,19 +467,6 @@ class Fetch:
 
 
 _FAILURES = OffsetOutOfRangeError, OfflineLogError, OSError, DecodeError, FilterRefusedError
-
-
-def _aborted_in(partition: Partition, start: int, limit: int, found: Slice) -> list[AbortedTransaction]:
-    """Find the aborted transactions with records in the slice found, from `start` on and below `limit`."""
-    lines = partition.table.aborted.between(start, limit)
-    if lines:
-        end = found.next_offset()
-        if end is None:
-            for _, header in headers(found.view()):
-                end = header.next_offset
-        end = limit if end is None else end
-        lines = [line for line in lines if line.first_offset < end]
-    return lines
 
 
 def _finish(done: asyncio.Future[None]) -> None:

@@ -8,9 +8,10 @@ high watermark, log start, role, end).
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -227,14 +228,20 @@ class Partition:
         if self.log.flushed < self.log.end:
             self.log.flush()
 
-    async def forget_aborted(self, markers: Iterable[int]) -> bool:
+    async def forget_aborted(self, markers: Collection[int]) -> bool:
         """Forget, durably, the transactions of markers that are about to be compacted away. OSError.
 
         False if the log was cut meanwhile: then the markers must stay.
         """
         if self.log.flushed < self.log.end:
             await self.log.commit()
-        self.table.aborted.forget(markers)
+        table = self.table
+        newest, without = table.aborted.newest_marker, table.aborted.copy().without
+        kept = await asyncio.get_running_loop().run_in_executor(None, without, markers)
+        if self.table is not table:
+            return False
+        kept.follow(table.aborted, newest)
+        table.aborted = kept
         end = self.log.end
         if not await self.log.write_snapshot_beside(self.table.copy().snapshot, replace=True):
             return False

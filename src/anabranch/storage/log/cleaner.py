@@ -362,7 +362,7 @@ def files_of(member: Member, now_ms: int) -> LogFiles:
         log_start=log.log_start,
         decided_to=stable,
         drop_tombstones_before=max(old, default=0),
-        aborted=tuple(member.aborted),
+        aborted=member.aborted,
         layout_ends=member.layout_ends,
         layouts=member.layouts,
     )

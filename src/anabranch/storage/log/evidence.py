@@ -8,7 +8,7 @@ next run. For a log without a family one reading of the dirty part is enough; a 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class LogFiles:
     decided_to: int
     """Below it records are durable, and their transactions decided."""
     drop_tombstones_before: int
-    aborted: tuple[AbortedTransaction, ...] = ()
+    aborted: Iterable[AbortedTransaction] = ()
     layout_ends: Sequence[int] = ()
     layouts: Sequence[int] = (0,)
 

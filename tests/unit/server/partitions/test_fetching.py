@@ -14,9 +14,9 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.held_memory import FetchMemory
-from anabranch.machines.partition.aborted import AbortedTransaction
+from anabranch.machines.partition.aborted import AbortedTransaction, AbortedTransactions
 from anabranch.machines.partition.fetching import FetchBudget
-from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
+from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, headers, parse_header
 from anabranch.records.filtering import scatter
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
@@ -370,6 +370,55 @@ def test_readers_of_committed_records_stop_at_an_open_transaction_and_hear_of_ab
     assert (read.size, read.aborted) == (SIZE, []), "none of its records is among those found"
     (read,) = world.read(target(0))
     assert read.aborted == ()
+
+
+def test_a_response_tells_of_so_many_aborted_transactions_and_the_reader_asks_at_once_for_more(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.machines.partition.fetching.ABORTED_MAX", 3)
+    world.fetches.size_max = 1 << 20
+    world.append(0, producer_id=1, sequence=0)  # Open for long, and aborted at last.
+    for sequence in range(10):
+        for partition in (0, 1):
+            world.append(partition, producer_id=7, sequence=sequence)
+            world.abort(partition, 7)
+    world.abort(0, 1)
+    ends = {number: world.local[number].log.end for number in (0, 1)}
+    offsets, told = {0: 0, 1: 0}, {0: set[AbortedTransaction](), 1: set[AbortedTransaction]()}
+    for _ in range(20):
+        fetch = world.fetch(*(target(it, offset) for it, offset in offsets.items()), size_min=1 << 19, committed=True)
+        complete, reads = fetch.complete, answered(fetch)
+        assert sum(len(read.aborted) for read in reads) <= 3 + 3, "and those that are open where it stops"
+        for read in reads:
+            number = read.target.partition
+            told[number] |= set(read.aborted)
+            if read.found is not None:
+                records = [header for _, header in headers(read.found.view())]
+                assert records[0].base_offset == offsets[number]
+                offsets[number] = records[-1].next_offset
+                needed = world.local[number].table.aborted.between(records[0].base_offset, offsets[number])
+                assert read.aborted == needed
+        assert complete or offsets == ends, "what there is more of is not waited for"
+    assert offsets == ends
+    assert all(told[number] == set(world.local[number].table.aborted) for number in told)
+
+
+def test_a_fetch_of_few_records_does_not_look_at_the_aborted_transactions_behind_them(world: World) -> None:
+    """Nor at their records: a partition may have a million of them."""
+    for sequence in range(300):
+        world.append(0, producer_id=7, sequence=sequence)
+        world.abort(0, 7)
+    asked: list[tuple[int, int]] = []
+
+    class Watched(AbortedTransactions):
+        def between(self, start: int, end: int) -> list[AbortedTransaction]:
+            asked.append((start, end))
+            return super().between(start, end)
+
+    world.local[0].table.aborted = Watched(world.local[0].table.aborted)
+    (read,) = world.read(target(0, 2, size_max=SIZE), committed=True)
+    assert [line.first_offset for line in read.aborted] == [2]
+    assert asked == [(2, 3)]
 
 
 def test_a_fetch_waits_until_there_is_enough(world: World) -> None:

@@ -69,7 +69,7 @@ class Transactional:
         member = Member(self.log, stable=stable, aborted=self.table.aborted)
         if cleaner.is_due(member, self.now_ms):
             for cleaned in cleaner.plan(member, self.now_ms).run():
-                self.table.aborted.forget(cleaned.forgotten)
+                self.table.aborted = self.table.aborted.without(cleaned.forgotten)
                 replacing.finish(self.log, cleaned)
 
     def check(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from anabranch.storage.interface import OffsetOutOfRangeError, PartitionLog, fet
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.next_record import JUDGED_AT_A_TIME
 from tests.support.batches import make_batch
 from tests.support.cold_log import ColdLog
 
@@ -377,6 +379,31 @@ def test_a_record_that_was_compacted_away_is_skipped(play: Play) -> None:
         assert [await next_of(world, offset) for offset in (1, 2, 3, 4, 5)] == [1, 4, 4, 4, 5]
 
     play(story)
+
+
+def test_other_work_has_its_turn_while_transactions_are_judged(play: Play) -> None:
+    """Of each it is asked whether it was aborted, which takes as long as transactions were open beside it."""
+    judged = 0
+
+    def void(producer_id: int, offset: int) -> bool:
+        nonlocal judged
+        judged += 1
+        return True
+
+    async def story(world: World) -> None:
+        world.log.configure(LogConfig())  # One segment, which is read at a time.
+        for sequence in range(100):
+            world.log.append(make_batch(attributes=TRANSACTIONAL, producer_id=7, base_sequence=sequence), 0, 0)
+        asking = asyncio.ensure_future(next_of(world, 0, void))
+        counts = [0]
+        while not asking.done():
+            await asyncio.sleep(0)
+            counts.append(judged)
+        assert (asking.result(), judged) == (100, 100)
+        assert max(after - before for before, after in pairwise(counts)) <= JUDGED_AT_A_TIME
+
+    play(story)
+    judged = 0
 
 
 def test_an_answer_looks_at_a_bounded_part_of_the_log(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
