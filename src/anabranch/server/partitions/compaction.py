@@ -106,8 +106,10 @@ class Compaction:
         most: dict[str, tuple[bool, float, float]] = {}
         async for each in _in_turns(self._replicas):
             if each.settings.log.compact:
-                topic = each.name.topic
-                most[topic] = min(most.get(topic, rank(None)), rank(self._urgency(each)))
+                topic, urgency = each.name.topic, None
+                with contextlib.suppress(OSError):  # The topic's round says why.
+                    urgency = self._urgency(each)
+                most[topic] = min(most.get(topic, rank(None)), rank(urgency))
         topics: list[tuple[tuple[bool, float, float], str]] = []
         async for topic in in_turns(most, LOOKED_UP_AT_A_TIME):
             heappush(topics, (most[topic], topic))
@@ -124,10 +126,11 @@ class Compaction:
         due: list[tuple[tuple[bool, float, float], int]] = []
         behind: list[Partition] = []
         async for each in _in_turns(partitions):
-            urgency = self._urgency(each)
-            if urgency is not None:
-                heappush(due, (rank(urgency), each.name.partition))
-                behind.append(each)
+            with self._noting_failures(each.name):
+                urgency = self._urgency(each)
+                if urgency is not None:
+                    heappush(due, (rank(urgency), each.name.partition))
+                    behind.append(each)
         await self._make_durable(topic, behind)
         if due:
             with self._noting_failures(topic):
@@ -147,15 +150,12 @@ class Compaction:
             events.error("not compacted", partition=name, exception=error)
 
     def _urgency(self, partition: Partition) -> Urgency | None:
-        """How urgent the cleaning of a log is, by what is synced; None as well where it cannot be read."""
+        """How urgent the cleaning of a log is, by what is synced. OSError."""
         log = partition.log
         if self._ready(*partition.name) is not partition or not isinstance(log, LocalLog):
             return None
         member = Member(log, stable=partition.last_stable_offset, recovery_point=log.recovery_point)
-        try:
-            return cleaner.urgency(member, self._replicas.age.now_ms())
-        except OSError:
-            return None  # Cleaning it says why.
+        return cleaner.urgency(member, self._replicas.age.now_ms())
 
     # -- segments ----------------------------------------------------------------------------------------------------
 
@@ -289,7 +289,8 @@ class Compaction:
             return  # A replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
         by_number = {each.name.partition: each for each in members}
         postponed = {number for each in cleaned for number in each.postponed}
-        await self._postpone([by_number[number] for number in postponed], now_ms)
+        if await self._postpone([by_number[number] for number in postponed], now_ms):
+            return
         # The subject last: its mark says that the others are clean, too.
         async for result in in_turns(reversed(cleaned), LOOKED_UP_AT_A_TIME):
             if result.changes_nothing:
@@ -338,12 +339,17 @@ class Compaction:
             events.info("compacted", partition=partition.name, bytes_saved=saved)
         return True
 
-    async def _postpone(self, partitions: Iterable[Partition], now_ms: int) -> None:
-        """Have the tombstones of logs stay for `delete.retention.ms` from now on."""
+    async def _postpone(self, partitions: Iterable[Partition], now_ms: int) -> set[int]:
+        """Have the tombstones of logs stay for `delete.retention.ms` from now on; the logs of which that failed."""
+        failed: set[int] = set()
         async for each in in_turns(partitions):
             if self._ready(*each.name) is each:
                 assert isinstance(each.log, LocalLog)
-                postpone_tombstones(each.log, now_ms)
+                failed.add(each.name.partition)
+                with self._noting_failures(each.name):
+                    postpone_tombstones(each.log, now_ms)
+                    failed.discard(each.name.partition)
+        return failed
 
     # -- folding back ------------------------------------------------------------------------------------------------
 
@@ -411,7 +417,8 @@ class Compaction:
         """Delete what was folded back; what is noted durably for that is noted for all together."""
         ready = [it for it in appended if await self._all_ready(it.members)]
         postponed = {each: None for it in ready for each in it.members if each.name.partition in it.fold.postponed}
-        await self._postpone(postponed, self._replicas.age.now_ms())
+        failed = await self._postpone(postponed, self._replicas.age.now_ms())
+        ready = [it for it in ready if failed.isdisjoint(it.fold.postponed)]
         async for it in in_turns(ready, NOTED_AT_A_TIME):
             with self._noting_failures(it.fold.retiring.name):
                 await it.fold.prepare_delete()

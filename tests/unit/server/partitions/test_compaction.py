@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,44 @@ def test_a_defect_in_the_upkeep_of_one_partition_is_logged_and_counted_and_ends_
     assert local.metrics.counter("anabranch_compaction_failures_total", "").value == 1
     assert local.metrics.counter("anabranch_upkeep_failures_total", "").value == 2
     local.close()
+
+
+def test_a_log_whose_cleaner_checkpoint_cannot_be_read_is_reported_in_every_round_until_it_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = compacted(tmp_path)
+    local.resize(2)
+    for number in range(2):
+        for _ in range(5):
+            data = make_keyed_batch([(b"key", b"value")])
+            local[number].append(data, parse_header(data), NOW_MS)
+        local.sync(number)
+    damaged = tmp_path / "data" / f"{TOPIC}-0" / "cleaner-checkpoint"
+    damaged.write_text("0\n0\n")
+    sizes = [local[number].log.size for number in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(local.disk, "read", _unless(damaged, local.disk.read))
+        for _ in range(2):
+            local.runner.run(local.compaction.run())
+    assert local[0].log.size == sizes[0] and local[1].log.size < sizes[1]
+    assert local.metrics.counter("anabranch_compaction_failures_total", "").value == 2
+    told = [record.__dict__["anabranch_fields"] for record in caplog.records if record.message == "not compacted"]
+    assert [str(each["partition"]) for each in told] == [f"{TOPIC}-0"] * 2
+    assert str(damaged) in str(told[0]["reason"])
+    local.runner.run(local.compaction.run())
+    assert local[0].log.size < sizes[0]
+    local.close()
+
+
+def _unless(damaged: Path, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Do something with any file but a damaged one."""
+
+    def refuse(path: Path, *rest: object) -> Any:
+        if path == damaged:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return work(path, *rest)
+
+    return refuse
 
 
 # -- families ----------------------------------------------------------------------------------------------------------
@@ -659,6 +698,43 @@ def test_nothing_is_deleted_when_the_copies_cannot_be_made_durable(topic: Topic)
     topic.local[0].log.resume(topic.local.clock.ms)
     topic.compact()
     assert (topic.found(0), topic.found(1)) == ([(b"key", b"1")], [])
+
+
+def test_a_log_whose_tombstones_cannot_be_kept_longer_holds_up_the_folding_that_needs_it_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic(tmp_path, delete_retention_ms="10000")
+    topic.local.resize(4)
+    for number in (2, 3):
+        topic.put(number, b"first", b"", transaction=number)
+    topic.put(2, b"gone", b"old")
+    topic.put(3, b"other", b"value")
+    topic.local.resize(2)
+    topic.put(0, b"gone", None)
+    for _ in range(2):
+        topic.fill(0)
+        topic.compact(after_ms=20_000)
+    for number in (2, 3):
+        topic.end(number, number, commit=True)
+
+    async def clean_nothing(*_: object) -> None:
+        """Else the old value is cleaned before it can be folded back."""
+
+    checkpoint = tmp_path / "data" / f"{TOPIC}-0" / "cleaner-checkpoint"
+    failures = topic.count("failures")
+    with monkeypatch.context() as patch:
+        patch.setattr(topic.local.compaction, "_clean_all", clean_nothing)
+        patch.setattr(topic.local.disk, "replace", _unless(checkpoint, topic.local.disk.replace))
+        topic.compact()
+        assert topic.found(3) == []
+        assert (b"other", b"value") in topic.found(1)
+        assert (b"gone", b"old") in topic.found(2), "its tombstone might go before readers have had it"
+        assert topic.count("failures") == failures + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(topic.local.compaction, "_clean_all", clean_nothing)
+        topic.compact()
+    assert topic.found(2) == []
+    topic.local.close()
 
 
 def test_records_younger_than_the_compaction_lag_are_not_folded(tmp_path: Path) -> None:
