@@ -17,6 +17,7 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_keyed_batch
 from tests.support.disks import FaultyDisk
+from tests.support.dropped import remove_some
 from tests.support.thorough import thorough
 
 HERE = Path("/data/t-0")
@@ -132,6 +133,7 @@ class History:
 
     def delete_before(self) -> None:
         self.log.delete_before(self.chance.randint(self.log.log_start, self.log.high_watermark))
+        remove_some(self.log, len(self.log.dropped) // 2)
 
     def restart(self) -> None:
         if self.chance.random() < 0.5:

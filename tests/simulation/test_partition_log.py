@@ -15,6 +15,7 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import Flush, LocalLog
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
+from tests.support.dropped import remove_some
 
 DATA = Path("/data")
 HISTORIES = 1_200
@@ -70,6 +71,7 @@ class History:
             self.end_epoch: 7,
             self.delete_before: 4,
             self.retain: 4,
+            self.remove_dropped: 6,
             self.truncate: 2,
             self.change_durability: 2,
             self.checkpoint: 3,
@@ -125,6 +127,9 @@ class History:
 
     def delete_before(self) -> None:
         self.log.delete_before(self.chance.randint(self.log.log_start, self.log.high_watermark))
+
+    def remove_dropped(self) -> None:
+        remove_some(self.log, self.chance.randint(0, len(self.log.dropped)))
 
     def retain(self) -> None:
         start, size = self.log.log_start, self.log.size

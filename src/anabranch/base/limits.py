@@ -42,6 +42,8 @@ SEGMENT_SIZE_MIN = 1 << 20
 """Default of `log.segment.min.bytes`, the least `segment.bytes`, as in Apache Kafka since 4.0."""
 SEGMENT_AGE_MIN_MS = 1_000
 """Default of `log.roll.min.ms`, the least `segment.ms`."""
+SMALL_SEGMENT_AGE_MS = 10_000
+"""Default of `log.roll.small.ms`."""
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 100_000
 PARTITIONS_PER_BROKER_MAX = 200_000

@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -109,6 +110,44 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name[-200:]}.{crc32(path.name.encode()):08x}.tmp")
 
 
+class _Discarding:
+    """Removes files in one thread, in their order; the thread ends when nothing is left."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Callable[[Path], None], Path]] = deque()
+        self._running = False
+
+    def add(self, unlink: Callable[[Path], None], paths: Sequence[Path]) -> None:
+        """Have `unlink` called for each path."""
+        with self._lock:
+            self._waiting.extend((unlink, path) for path in paths)
+            begin, self._running = not self._running, True
+        if begin:
+            threading.Thread(target=self._run, name="discard", daemon=True).start()
+
+    def _run(self) -> None:
+        while (next_one := self._next()) is not None:
+            unlink, path = next_one
+            try:
+                unlink(path)
+            except OSError:
+                continue  # The next start removes it.
+            except BaseException:
+                self._running = False
+                raise
+
+    def _next(self) -> tuple[Callable[[Path], None], Path] | None:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            self._running = False
+            return None
+
+
+_discarding = _Discarding()
+
+
 class Disk:
     """The file system."""
 
@@ -174,16 +213,13 @@ class Disk:
             os.unlink(path)
 
     def discard(self, paths: Sequence[Path]) -> None:
-        """Remove files, large ones in a thread of its own: giving back their blocks can take a good part of a second.
+        """Remove files, large ones in a thread for all: giving back their blocks can take a good part of a second.
 
         Files not removed before the process ends stay.
         """
         if any(path.exists() and path.stat().st_size > DISCARD_SIZE_MAX for path in paths):
-            threading.Thread(target=self._discard, args=(paths,), name="discard", daemon=True).start()
-        else:
-            self._discard(paths)
-
-    def _discard(self, paths: Sequence[Path]) -> None:
+            _discarding.add(self.unlink, paths)
+            return
         for path in paths:
             self.unlink(path)
 

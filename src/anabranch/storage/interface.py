@@ -215,6 +215,9 @@ class PartitionLog(Protocol):
     def delete_before(self, offset: int) -> Awaitable[None] | None:
         """Move the log start to `offset`, durably; None when that is done. OSError, OffsetOutOfRangeError."""
 
+    async def remove_dropped(self) -> None:
+        """Give back the room of what was deleted, beside the loop; without it the next start does."""
+
     def retain(self, now_ms: int, before: int | None = None) -> int:
         """Delete records past their retention, none from `before` on; return the bytes deleted. Blocks; OSError."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -66,6 +68,31 @@ def test_large_files_are_discarded_without_waiting(tmp_path: Path, monkeypatch: 
     while disk.names(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.001)
     assert disk.names(tmp_path) == []
+
+
+def test_one_thread_discards_all_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log may have thousands of them."""
+    monkeypatch.setattr(disk_module, "DISCARD_SIZE_MAX", 10)
+    go_on, threads = threading.Event(), set[int]()
+
+    class SlowDisk(Disk):
+        def unlink(self, path: Path) -> None:
+            threads.add(threading.get_ident())
+            assert go_on.wait(10)
+            if path.name == "0":
+                raise OSError(errno.EIO, "Input/output error")
+            super().unlink(path)
+
+    disk = SlowDisk()
+    for number in range(50):
+        (tmp_path / str(number)).write_bytes(bytes(50))
+        disk.discard([tmp_path / str(number)])
+    go_on.set()
+    deadline = time.monotonic() + 10
+    while disk.names(tmp_path) != ["0"] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert disk.names(tmp_path) == ["0"], "an error ends the removal of no other file"
+    assert len(threads) == 1 and threading.get_ident() not in threads
 
 
 def test_directories_come_and_go_with_what_is_in_them(tmp_path: Path) -> None:

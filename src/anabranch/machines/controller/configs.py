@@ -16,7 +16,13 @@ from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS
-from anabranch.base.limits import MESSAGE_SIZE_MAX, REQUEST_SIZE_MAX, SEGMENT_AGE_MIN_MS, SEGMENT_SIZE_MIN
+from anabranch.base.limits import (
+    MESSAGE_SIZE_MAX,
+    REQUEST_SIZE_MAX,
+    SEGMENT_AGE_MIN_MS,
+    SEGMENT_SIZE_MIN,
+    SMALL_SEGMENT_AGE_MS,
+)
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.effects import (
     Accepted,
@@ -471,6 +477,15 @@ def decide_replace_configs(
 def message_size_max(broker_settings: BrokerSettings) -> int:
     """The largest value of `max.message.bytes`: no request can bring a larger batch."""
     return int(broker_settings.static.get("socket.request.max.bytes", REQUEST_SIZE_MAX))
+
+
+def small_segment(broker_settings: BrokerSettings) -> tuple[int, int]:
+    """The bytes that a segment finished by time alone has, and its age for each segment of the log if it has fewer."""
+    settings = broker_settings.static
+    return (
+        int(settings.get("log.segment.min.bytes", SEGMENT_SIZE_MIN)),
+        int(settings.get("log.roll.small.ms", SMALL_SEGMENT_AGE_MS)),
+    )
 
 
 _SEGMENTS_MIN = (

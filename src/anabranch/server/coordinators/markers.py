@@ -144,6 +144,7 @@ class Markers:
                 if deleted is not None:
                     await deleted
                 partition.changed()
+                await log.remove_dropped()
         except OSError as failure:
             partition.storage_failed(failure)
             return ErrorCode.KAFKA_STORAGE_ERROR

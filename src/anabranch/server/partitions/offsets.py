@@ -133,4 +133,5 @@ async def delete_records(partition: Partition, before: int) -> int | ErrorCode:
         partition.storage_failed(failure)
         return ErrorCode.KAFKA_STORAGE_ERROR
     partition.changed()
+    await log.remove_dropped()
     return log.log_start

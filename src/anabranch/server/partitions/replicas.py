@@ -428,7 +428,14 @@ class Replicas:
 
     async def _let_go(self, topic: str, gone: list[Partition]) -> None:
         """Let go of removed partitions when nothing is done with their files any more; drop them from `gone`."""
-        busy = [it async for it in in_turns(gone, CONFIGURED_AT_A_TIME) if self.commits.is_busy(it.log)]
+        busy: list[Partition] = []
+        removing: list[asyncio.Future[None]] = []
+        async for it in in_turns(gone, CONFIGURED_AT_A_TIME):
+            if self.commits.is_busy(it.log):
+                busy.append(it)
+            removing += it.log.dropped.removing if isinstance(it.log, LocalLog) else ()
+        if removing:
+            await asyncio.wait(removing)
         for some in spent_in_parts(busy, COMMITTED_AT_A_TIME):
             await asyncio.wait([self.commit(partition) for partition in some])
         if held := [it for name, it in self._held.items() if name.topic == topic and self.get(*name) is None]:
@@ -531,6 +538,7 @@ class Replicas:
                 return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
             if log.retain(now_ms, before):
                 partition.changed()
+            await log.remove_dropped()
         partition.table.aborted.forget_before(log.log_start)
 
     async def save_checkpoints(self) -> None:

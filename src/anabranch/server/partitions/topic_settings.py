@@ -14,6 +14,7 @@ from anabranch.machines.controller.configs import (
     BrokerSettings,
     effective,
     message_size_max,
+    small_segment,
     split,
 )
 from anabranch.records.compression import Compression
@@ -63,12 +64,15 @@ def topic_settings(overrides: Mapping[str, str], broker_settings: BrokerSettings
     value = {name: effective(config, overrides, broker_settings).value for name, config in TOPIC_CONFIGS.items()}
     said = value["durability"]
     policies = split(value["cleanup.policy"])
+    small_segment_bytes, small_segment_ms = small_segment(broker_settings)
     difference = int(value["message.timestamp.difference.max.ms"])
     return TopicSettings(
         log=LogConfig(
             durability=Durability(durability if said == "inherit" else said),
             segment_bytes=int(value["segment.bytes"]),
             segment_ms=int(value["segment.ms"]),
+            small_segment_bytes=small_segment_bytes,
+            small_segment_ms=small_segment_ms,
             index_interval_bytes=int(value["index.interval.bytes"]),
             retention_ms=int(value["retention.ms"]),
             retention_bytes=int(value["retention.bytes"]),

@@ -115,6 +115,13 @@ class Settings:
         limits.SEGMENT_AGE_MIN_MS,
         "The least segment.ms of a topic, and the least log.roll.ms; every segment is a file.",
     )
+    log_roll_small_ms: int = setting(
+        "log.roll.small.ms",
+        Between(0, INT32_MAX),
+        limits.SMALL_SEGMENT_AGE_MS,
+        "A segment of fewer than log.segment.min.bytes is finished by time only when it is this old for each segment "
+        "that its log has.",
+    )
     log_index_interval_bytes: int = setting(
         "log.index.interval.bytes", Between(0, INT32_MAX), 4096, "Bytes of log between two entries of its index."
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from anabranch.base.limits import SEGMENT_SIZE_MIN, SMALL_SEGMENT_AGE_MS
+
 
 class Durability(StrEnum):
     """When an appended record may be acknowledged and read (storage.md, section 2)."""
@@ -22,6 +24,9 @@ class LogConfig:
     durability: Durability = Durability.FSYNC
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000
+    small_segment_bytes: int = SEGMENT_SIZE_MIN
+    """A segment with fewer is finished by time only when it is `small_segment_ms` old for each segment of the log."""
+    small_segment_ms: int = SMALL_SEGMENT_AGE_MS
     index_interval_bytes: int = 4096
     retention_ms: int = 7 * 24 * 3600 * 1000
     """-1: for ever."""

@@ -25,6 +25,7 @@ from anabranch.runtime.syncs import Told
 from anabranch.storage.checkpoints import NOTHING_KNOWN, CheckpointError, Checkpoints
 from anabranch.storage.interface import Appended, IsVoid, LogObserver, Slice, Unobserved, nothing_is_void
 from anabranch.storage.log.config import Durability, LogConfig
+from anabranch.storage.log.dropped import DroppedSegments
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
@@ -72,6 +73,7 @@ class LocalLog:
         self._checkpoints = checkpoints
         self._shared = checkpoints is not None
         self._segments = Segments()
+        self.dropped = DroppedSegments(disk)
         self._home = LogHome(disk, directory)
         self._snapshots = Snapshots(disk, directory)
         self._late_indexes: list[Segment] = []
@@ -212,6 +214,7 @@ class LocalLog:
     def abandon(self) -> None:
         """Note nothing of the log any more, which is about to be deleted: its syncs that still end are not noted."""
         self._home.abandoned, self._observer = True, Unobserved()
+        self.dropped.forget()
         self._segments.share_no_more()
 
     def observe(self, observer: LogObserver) -> None:
@@ -254,8 +257,8 @@ class LocalLog:
         return tuple.__new__(Appended, (base, end - 1))  # At half the cost of `Appended(...)`.
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
-        active = self._segments[-1]
-        return self._roll() if active.is_over(size, end, now_ms, self._config) else active
+        segments = self._segments
+        return self._roll() if segments.are_over(size, end, now_ms, self._config) else segments[-1]
 
     def _roll(self) -> Segment:
         self._segments[-1].seal()
@@ -326,8 +329,8 @@ class LocalLog:
 
     def opens_file(self, size: int, now_ms: int) -> bool:
         """Whether an append of so many bytes has to open its file, or to make it."""
-        active = self._segments[-1]
-        return not active.is_open or active.is_over(size, self.end, now_ms, self._config)
+        segments = self._segments
+        return not segments[-1].is_open or segments.are_over(size, self.end, now_ms, self._config)
 
     def commit_then(self, done: Told) -> None:
         """Make all that was appended durable, and call `done` with the OSError that prevents it, or None."""
@@ -439,7 +442,7 @@ class LocalLog:
         return self._segments.size
 
     def delete_before(self, offset: int) -> None:
-        """Move the log start to `offset`, durably, and drop the segments that lie below it (DeleteRecords)."""
+        """Move the log start to `offset`, durably, and drop the segments below it, but not yet their files."""
         if not self.log_start <= offset <= self.high_watermark:
             raise OffsetOutOfRangeError(
                 f"Records before offset {offset} cannot be deleted from {self.directory.name}: it has "
@@ -463,8 +466,7 @@ class LocalLog:
     def _drop_below_log_start(self) -> None:
         if self.log_start >= self.end and self._segments[-1].size:
             self._roll()
-        while len(self._segments) > 1 and self._segments[1].base_offset <= self.log_start:
-            self._remove(self._segments.pop(0))
+        self.dropped.add(self._segments.take_before(self.log_start))
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
@@ -474,6 +476,10 @@ class LocalLog:
         self._segments.forget_open(segment)
         self._late_indexes = [other for other in self._late_indexes if other is not segment]
         self._disk.discard(segment.remove())
+
+    async def remove_dropped(self) -> None:
+        """As `PartitionLog.remove_dropped`."""
+        await self.dropped.remove()
 
     def retained_from(self, now_ms: int, before: int | None = None) -> int:
         """Return the offset at which the log would start after `retain`."""
@@ -522,13 +528,12 @@ class LocalLog:
         self._generation += 1
         if max(self._points.recovery_point(self._name) or 0, self._points.synced(self._name) or 0) > self.flushed:
             self.checkpoint()
-        for gone in reversed(self._segments[index + 1 :]):
-            self._segments.pop()
-            self._remove(gone)
+        while len(self._segments) > index + 1:
+            self._remove(self._segments.pop())
         segment = self._segments[index]
         if position == 0 and end != segment.base_offset:
-            self._segments.pop()
-            self._remove(segment)
+            self.dropped.remove_at_once()  # Or the newest file that is left would end below the log start.
+            self._remove(self._segments.pop())
             self._add_segment()
         elif position < segment.size or segment.sealed:
             segment.truncate(position, end)

@@ -155,12 +155,17 @@ class Segment:
         self._recent_offsets = _NOTHING
         self._recent_positions = _NOTHING
 
-    def is_over(self, size: int, end: int, now_ms: int, config: LogConfig) -> bool:
-        """Whether an append of so many bytes, which leads to the offset `end`, begins a new segment."""
+    def is_over(self, size: int, end: int, now_ms: int, config: LogConfig, count: int) -> bool:
+        """Whether an append of so many bytes, which leads to the offset `end`, begins a new segment.
+
+        `count`: the segments of the log, this one among them.
+        """
         if self.size == 0:
             return False
-        began = self.first_append_ms
-        if began is not None and now_ms - began >= config.segment_ms:
+        age_ms = 0 if self.first_append_ms is None else now_ms - self.first_append_ms
+        if age_ms >= config.segment_ms and (
+            self.size >= config.small_segment_bytes or age_ms >= config.small_segment_ms * count
+        ):
             return True
         return self.size + size > config.segment_bytes or end - self.base_offset > RELATIVE_OFFSET_MAX
 
@@ -452,10 +457,15 @@ class Segment:
 
     # -- removing ------------------------------------------------------------------------------------------------
 
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files: that of the batches first."""
+        return self.path, *self.index.paths
+
     def remove(self) -> list[Path]:
         """Rename the files out of the log; return the new names, for their removal."""
         doomed = []
-        for path in (self.path, *self.index.paths):
+        for path in self.paths:
             if self._disk.exists(path):
                 away = path.with_name(path.name + DELETED_SUFFIX)
                 self._disk.rename(path, away)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import BatchHeader
 from anabranch.storage.interface import Slice
+from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.segment import Segment
 
@@ -119,6 +120,19 @@ class Segments(list[Segment]):
             self._sharing = None
         for segment in self:
             segment.owner = None
+
+    def are_over(self, size: int, end: int, now_ms: int, config: LogConfig) -> bool:
+        """Whether an append of so many bytes, which leads to the offset `end`, begins a new segment."""
+        return self[-1].is_over(size, end, now_ms, config, len(self))
+
+    def take_before(self, offset: int) -> list[Segment]:
+        """Take the segments out that end at or before `offset`, but for the last one."""
+        count = self.index_of(offset)
+        taken = self[:count]
+        del self[:count]
+        if self._open_for_reading is not None and self._open_for_reading.base_offset < self[0].base_offset:
+            self._open_for_reading = None
+        return taken
 
     @property
     def size(self) -> int:

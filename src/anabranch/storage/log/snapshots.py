@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from anabranch.runtime.disk import Disk
@@ -25,6 +25,8 @@ class Snapshots:
         self._lock = threading.Lock()
         self._cuts = 0
         """Grows when the log may have been cut: a snapshot taken before may be of records that are gone."""
+        self._known: tuple[int, ...] | None = None
+        """The ends of those there are, once they were listed: the directory may have as many files as the log."""
 
     def write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
         """Keep a snapshot taken at `end`; of the others keep none, or, unless `only`, the newest up to `flushed`."""
@@ -51,20 +53,18 @@ class Snapshots:
         return write
 
     def _write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
-        self._disk.replace(self._path(end), data)
         others = [offset for offset in self._offsets() if offset != end]
+        self._known = None
+        self._disk.replace(self._path(end), data)
+        self._known = (*others, end)
         kept = None if only else max((offset for offset in others if offset <= flushed), default=None)
-        for offset in others:
-            if offset != kept:
-                self._disk.unlink(self._path(offset))
+        self._unlink([offset for offset in others if offset != kept])
 
     def forget_below(self, offset: int) -> None:
         """Remove the snapshots taken below `offset`, if one taken there or later is left."""
         with self._lock:
             offsets = self._offsets()
-            for other in offsets:
-                if other < offset <= max(offsets):
-                    self._disk.unlink(self._path(other))
+            self._unlink([other for other in offsets if other < offset <= max(offsets)])
 
     def cover(self, offset: int, *, flushed: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""
@@ -82,17 +82,25 @@ class Snapshots:
         with self._lock:
             self._cuts += 1
             gone = [other for other in self._offsets() if other > offset]
-            for other in gone:
-                self._disk.unlink(self._path(other))
+            self._unlink(gone)
         if gone:
             self._disk.sync_directory(self._directory)
 
     def _path(self, offset: int) -> Path:
         return self._directory / f"{offset:020d}{SUFFIX}"
 
-    def _offsets(self) -> list[int]:
-        try:
-            names = self._disk.names(self._directory)
-        except FileNotFoundError:  # Nothing was ever written.
-            return []
-        return [int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX)]
+    def _unlink(self, offsets: Sequence[int]) -> None:
+        left, self._known = [other for other in self._offsets() if other not in offsets], None
+        for offset in offsets:
+            self._disk.unlink(self._path(offset))
+        self._known = tuple(left)
+
+    def _offsets(self) -> Sequence[int]:
+        known = self._known
+        if known is None:
+            try:
+                names = self._disk.names(self._directory)
+            except FileNotFoundError:  # Nothing was ever written.
+                return ()
+            known = self._known = tuple(int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX))
+        return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.controller.effects import SendStopReplica
 from anabranch.records.batch import parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.server.partitions.offsets import delete_records
@@ -16,7 +18,7 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.storage.checkpoints import LOG_STARTS_FILE
 from anabranch.storage.log.snapshots import Snapshots
 from tests.support.batches import make_batch
-from tests.support.replicas import LocalReplicas, delete_while_it_stops
+from tests.support.replicas import TOPIC, TOPIC_ID, LocalReplicas, delete_while_it_stops
 
 IDLE_MAX_MS = 1 << 40
 
@@ -68,6 +70,39 @@ def test_delete_records_writes_nothing_in_the_loop(world: LocalReplicas, monkeyp
     assert partition.log.log_start == 15
     assert any(name.endswith(".snapshot") for name in writes.names) and LOG_STARTS_FILE in writes.names
     assert writes.in_loop == 0
+
+
+def test_a_partition_is_not_made_again_while_a_thread_removes_deleted_segments_of_its_name(
+    world: LocalReplicas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a file of the new log could go for one of the old log."""
+    partition = fill(world, 80)
+    begun, go_on, unlink = threading.Event(), threading.Event(), Disk.unlink
+
+    def wait_and_unlink(disk: Disk, path: Path) -> None:
+        if path.suffix == ".log" and not begun.is_set():
+            begun.set()
+            assert go_on.wait(10)
+        unlink(disk, path)
+
+    monkeypatch.setattr(Disk, "unlink", wait_and_unlink)
+
+    async def story() -> None:
+        deleting = asyncio.ensure_future(delete_records(partition, 80))
+        assert await asyncio.to_thread(begun.wait, 10)
+        assert partition.log.log_start == 80, "that is done already"
+        order = SendStopReplica(1, 1, 1, TOPIC, TOPIC_ID, ((0, world.epoch),), topic_deleted=True)
+        stopping = asyncio.ensure_future(world.replicas.stop(order))
+        await asyncio.wait([stopping], timeout=0.5)
+        assert not stopping.done()
+        go_on.set()
+        assert await stopping == {0: ErrorCode.NONE}
+        assert await deleting == 80
+
+    world.runner.run(story())
+    world.resize(1)
+    partition = fill(world, 3)
+    assert [header.base_offset for header in partition.log.headers_from(0)] == [0, 1, 2]
 
 
 def test_retention_writes_nothing_in_the_loop(world: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:

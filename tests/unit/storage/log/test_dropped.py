@@ -1,0 +1,206 @@
+"""Segments below the log start: when their files go, and what a kill in between leaves. When small segments end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from math import isqrt
+from pathlib import Path
+
+import pytest
+
+from anabranch.runtime.disk import Disk
+from anabranch.storage.log import dropped
+from anabranch.storage.log.config import Durability, LogConfig
+from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.recovery import base_of
+from anabranch.storage.log.segment import LOG_SUFFIX, Segment
+from tests.support.batches import make_batch
+from tests.support.dropped import remove_some
+
+CONFIG = LogConfig(durability=Durability.OS, segment_bytes=1, retention_ms=1_000)
+"""A segment for each batch."""
+
+
+class KilledError(BaseException):
+    """The process is killed."""
+
+
+class WatchedDisk(Disk):
+    """A disk that notes what is removed or renamed, in which threads, and may be killed, or fail, meanwhile."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.left = 1 << 30
+        self.refused: set[str] = set()
+
+    def unlink(self, path: Path) -> None:
+        self.threads.append(threading.get_ident())
+        if not self.left:
+            raise KilledError
+        self.left -= 1
+        if path.name in self.refused:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        super().unlink(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.threads.append(threading.get_ident())
+        super().rename(old, new)
+
+
+def open_log(path: Path, config: LogConfig = CONFIG) -> LocalLog:
+    return LocalLog.open(path / "t-0", config, disk=WatchedDisk())
+
+
+def filled(path: Path, count: int) -> LocalLog:
+    log = open_log(path)
+    for _ in range(count):
+        log.append(make_batch(1, timestamp=1_000), 0, 1_000)
+    log.flush()
+    log.checkpoint()
+    assert len(log.segments) == count
+    disk_of(log).threads.clear()
+    return log
+
+
+def disk_of(log: LocalLog) -> WatchedDisk:
+    assert isinstance(log.disk, WatchedDisk)
+    return log.disk
+
+
+def bases(log: LocalLog) -> list[int]:
+    """Where the segments in the directory begin."""
+    return sorted(base for each in log.directory.iterdir() if (base := base_of(each.name, LOG_SUFFIX)) is not None)
+
+
+@pytest.mark.parametrize("by", ["DeleteRecords", "retention"])
+def test_the_log_start_moves_at_once_and_files_go_in_a_thread_some_at_a_time(tmp_path: Path, by: str) -> None:
+    log = filled(tmp_path, 300)
+    if by == "DeleteRecords":
+        log.delete_before(290)
+    else:
+        log.retain(10_000, before=290)
+    assert (log.log_start, len(log.segments), len(bases(log))) == (290, 10, 300)
+    assert disk_of(log).threads == [], "the loop removes no file"
+    assert open_log(tmp_path).log_start == 290, "it is durable"
+    log = filled(tmp_path / "again", 300)
+    log.delete_before(290)
+
+    async def story() -> int:
+        turns, removing = 0, asyncio.ensure_future(log.remove_dropped())
+        while not removing.done():
+            await asyncio.sleep(0)
+            turns += 1
+            log.append(make_batch(1), 0, 1_000)
+        return turns
+
+    assert asyncio.run(story()) >= 290 // dropped.REMOVED_AT_A_TIME
+    threads = disk_of(log).threads
+    assert len(threads) == 290 * 3 and threading.get_ident() not in threads
+    assert bases(log)[0] == 290
+    assert [header.base_offset for header in log.headers_from(290)] == list(range(290, log.end))
+
+
+@pytest.mark.parametrize("removed", range(10))
+def test_a_kill_between_any_two_files_leaves_a_sound_log(tmp_path: Path, removed: int) -> None:
+    log = filled(tmp_path, 6)
+    log.delete_before(3)
+    disk_of(log).left = removed
+    if removed < 9:
+        with pytest.raises(KilledError):
+            remove_some(log, 10)
+    else:
+        remove_some(log, 10)
+    assert bases(log) == list(range(-(-removed // 3), 6)), "no hole, should the log start be lost"
+    found = open_log(tmp_path)
+    assert (found.log_start, found.end) == (3, 6)
+    assert [header.base_offset for header in found.headers_from(3)] == [3, 4, 5]
+    names = {each.name for each in found.directory.iterdir() if not each.name.endswith("checkpoint")}
+    kept = {path.name for segment in found.segments for path in segment.paths}
+    assert names <= kept, "what was left is removed at the start"
+
+
+def test_a_cut_to_the_log_start_leaves_no_file_below_it(tmp_path: Path) -> None:
+    """The new end has no file yet: a start would take the newest one that is left for a log that was cut."""
+    log = open_log(tmp_path)
+    for _ in range(3):
+        log.append(make_batch(2), 0, 1_000)
+    log.flush()
+    log.delete_before(5)
+    log.truncate(5)
+    assert (log.log_start, log.end, bases(log)) == (5, 5, [])
+    assert (open_log(tmp_path).log_start, open_log(tmp_path).end) == (5, 5)
+
+
+def test_a_file_that_cannot_be_removed_fails_no_deletion_and_goes_at_the_next_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = filled(tmp_path, 6)
+    log.delete_before(4)
+    disk_of(log).refused.add(log.directory.joinpath(f"{1:020d}.log").name)
+    asyncio.run(log.remove_dropped())
+    assert bases(log) == [1, 4, 5]
+    assert "1.log: deleted records, but not their file" in caplog.text
+    assert (open_log(tmp_path).log_start, bases(log)) == (4, [4, 5])
+
+
+def test_a_log_that_is_about_to_be_removed_keeps_its_files_to_itself(tmp_path: Path) -> None:
+    log = filled(tmp_path, 6)
+    log.delete_before(4)
+    log.abandon()
+    asyncio.run(log.remove_dropped())
+    assert bases(log) == list(range(6))
+
+
+def test_whether_a_snapshot_covers_a_deletion_is_known_without_listing_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has three files for each segment."""
+    log = filled(tmp_path, 6)
+    log.write_snapshot(b"table")
+    monkeypatch.setattr(WatchedDisk, "names", lambda *_: pytest.fail("the directory was listed"))
+    assert log.has_snapshot_from(6) and not log.has_snapshot_from(7)
+    log.append(make_batch(1), 0, 1_000)
+    log.flush()
+    log.write_snapshot(b"table", only=True)
+    assert log.has_snapshot_from(7)
+    assert [end for end, _ in log.snapshots()] == [7]
+
+
+# -- small segments ----------------------------------------------------------------------------------------------------
+
+
+def test_small_segments_end_by_time_the_later_the_more_of_them_there_are(tmp_path: Path) -> None:
+    """A record a second, and a segment for each, would be a million files in four days."""
+    log = open_log(tmp_path, LogConfig(durability=Durability.OS, segment_ms=1_000, small_segment_ms=10_000))
+    seconds = 20_000
+    for second in range(0, seconds, 5):
+        log.append(make_batch(1), 0, second * 1_000)
+    expected = isqrt(2 * seconds // 10)
+    assert expected - 3 <= len(log.segments) <= expected + 3
+    ages = [segment.first_append_ms or 0 for segment in log.segments]
+    assert ages[1] - ages[0] == 10_000, "the first one is not held up for long"
+
+
+@pytest.mark.parametrize(
+    ("size", "age_ms", "count", "over"),
+    [
+        (99, 4_999, 1, False),
+        (99, 5_000, 1, True),
+        (99, 5_000, 5, True),
+        (99, 5_000, 6, False),
+        (99, 6_000, 6, True),
+        (100, 5_000, 1_000, True),
+        (100, 4_999, 1, False),
+        (999, 1, 1_000, False),
+        (1_000, 1, 1_000, True),
+    ],
+)
+def test_a_segment_ends_by_size_or_by_time_if_it_is_large_or_old_enough_for_its_log(
+    tmp_path: Path, size: int, age_ms: int, count: int, *, over: bool
+) -> None:
+    config = LogConfig(segment_bytes=1_000, segment_ms=5_000, small_segment_bytes=100, small_segment_ms=1_000)
+    segment = Segment(Disk(), tmp_path, 0, 100)
+    segment.size, segment.first_append_ms = size, 7
+    assert segment.is_over(1, 5, 7 + age_ms, config, count) is over
