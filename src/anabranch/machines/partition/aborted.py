@@ -120,14 +120,15 @@ class AbortedTransactions:
         """Whether the producer's transactional record at `offset` belongs to an aborted transaction."""
         return any(lines[place] == producer_id for lines, place in self._found(offset, offset + 1))
 
-    def reach(self, start: int, most: int) -> int | None:
-        """Return the offset of the marker before which `most` transactions with records from `start` on were ended.
+    def reach(self, start: int, end: int, most: int) -> tuple[int, int]:
+        """Find up to where at most `most` markers lie from `start` on: `end`, or the offset of the next marker.
 
-        None where no more than these are known. Records below it belong to at most `most` lines, and those of the
-        transactions that were open there.
+        Return that offset, and how many lie before it. Records from `start` to there belong to that many lines, and
+        those of the transactions that were open there.
         """
-        index = self._behind(start) + most
-        return self._marker(index) if index < self._end else None
+        first = self._behind(start)
+        count = max(0, self._behind(end) - first)
+        return (end, count) if count <= most else (self._marker(first + most), most)
 
     def forget_before(self, offset: int) -> None:
         """Drop the lines with markers below `offset`: their records are deleted."""

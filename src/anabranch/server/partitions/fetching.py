@@ -64,6 +64,8 @@ class PartitionRead:
 
     Some that begin right behind it may be among them, where the slice does not know its end.
     """
+    told: int = 0
+    """How many of them the response has room for, or has; of one that is awaited at most so many."""
     diverging: EpochEnd | None = None
     """Set where the reader's log is not a prefix of the leader's; nothing is found then."""
     limit: int = -1
@@ -233,7 +235,7 @@ class Fetch:
         room = self._budget.room(target.size_max)
         if room is None:
             return read
-        read.limit = limit = self._committed_limit(partition, target, stable) if self.committed else high_watermark
+        read.limit = limit = self._committed_limit(read, partition) if self.committed else high_watermark
         if target.asked is not None:
             return self._read_some(read, partition, room, before)
         try:
@@ -241,6 +243,7 @@ class Fetch:
         except (OffsetOutOfRangeError, OfflineLogError, OSError) as failure:
             return self._fail(read, partition, failure)
         if found is None:
+            self._tell(read, 0)
             return read
         if isinstance(found, Slice):
             self._take(read, partition, found)
@@ -249,13 +252,18 @@ class Fetch:
             self.coming.append(read)
         return read
 
-    def _committed_limit(self, partition: Partition, target: Target, stable: int) -> int:
+    def _committed_limit(self, read: PartitionRead, partition: Partition) -> int:
         """Where a read of committed records ends: the reader asks at once for what is behind too many aborted ones."""
-        reach = partition.table.aborted.reach(target.offset, self._budget.aborted_room)
-        if reach is None or reach >= stable:
-            return stable
-        self._budget.urgent = True
-        return reach
+        stable, budget = read.last_stable_offset, self._budget
+        limit, count = partition.table.aborted.reach(read.target.offset, stable, budget.aborted_room)
+        self._tell(read, count)
+        budget.urgent |= limit < stable
+        return limit
+
+    def _tell(self, read: PartitionRead, count: int) -> None:
+        """Note how many aborted transactions the reader is told of, at most while the slice is awaited."""
+        self._budget.aborted += count - read.told
+        read.told = count
 
     def _read_some(
         self, read: PartitionRead, partition: Partition, room: int, before: PartitionRead | None
@@ -273,7 +281,6 @@ class Fetch:
             if before.found is not None and before.size and not self._budget.take(before.size):
                 return read
             read.found, read.filtered_to, read.aborted = before.found, before.filtered_to, before.aborted
-            self._budget.aborted += len(read.aborted)
         if read.filtered_to < read.limit:
             room = max(0, room - read.size)
             wanted = self._fetches.filters.read(partition, asked, read.filtered_to, read.limit, room)
@@ -334,9 +341,8 @@ class Fetch:
         if not self.committed or not len(aborted):
             return
         end = found.next_offset()
-        lines = aborted.between(read.target.offset, read.limit if end is None else min(read.limit, end))
-        self._budget.aborted += len(lines) - len(read.aborted)
-        read.aborted = lines
+        read.aborted = aborted.between(read.target.offset, read.limit if end is None else min(read.limit, end))
+        self._tell(read, len(read.aborted))
 
     async def _arrive(self) -> None:
         """Wait for the pending slices, and take them in the order of the targets."""
@@ -390,7 +396,7 @@ class Fetch:
                 loop.call_soon(timed(loop, "Fetch", again[0]))
             for index in indexes:
                 before = self._reads[index]
-                self._budget.give_back(before.size, len(before.aborted))
+                self._budget.give_back(before.size, before.told)
                 self._reads[index] = self._read(before.target, before)
             if self._enough or self.coming:
                 done.set_result(None)

@@ -163,9 +163,9 @@ class History:
             is_void = any(it.producer_id == producer and it.first_offset <= start <= it.last_offset for it in lines)
             assert self.index.is_void(producer, start) == is_void
             most = chance.randrange(8)
-            ended = [line.last_offset for line in lines if line.last_offset >= start]
-            reach = self.index.reach(start, most)
-            assert reach == (ended[most] if most < len(ended) else None)
+            ended = [line.last_offset for line in lines if start <= line.last_offset < end]
+            reach = self.index.reach(start, end, most)
+            assert reach == ((ended[most], most) if most < len(ended) else (end, len(ended)))
         for copy, before in self.copies:
             assert list(copy) == before, "a copy does not change"
 
@@ -211,11 +211,12 @@ LINES = 20_000
 
 def test_a_look_up_costs_what_it_finds_whatever_comes_behind() -> None:
     index = AbortedTransactions(AbortedTransaction(7, 2 * n, 2 * n + 1, 2 * n + 2) for n in range(LINES))
-    end = index.reach(0, 100)
-    assert end == 201
+    end, count = index.reach(0, 2 * LINES, 100)
+    assert (end, count) == (201, 100)
+    assert index.reach(50, 40, 0) == (40, 0), "a reader that is behind the end already"
     assert len(index.between(0, end)) == 101
     assert work_of(lambda: index.between(0, end)) < 2_000
-    assert work_of(lambda: index.reach(0, 100)) < 100
+    assert work_of(lambda: index.reach(0, 2 * LINES, 100)) < 100
 
 
 @pytest.mark.parametrize("ends", [True, False])

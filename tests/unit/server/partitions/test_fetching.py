@@ -403,6 +403,26 @@ def test_a_response_tells_of_so_many_aborted_transactions_and_the_reader_asks_at
     assert all(told[number] == set(world.local[number].table.aborted) for number in told)
 
 
+def test_slices_that_are_awaited_together_tell_of_no_more_aborted_transactions(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anabranch.machines.partition.fetching.ABORTED_MAX", 3)
+    world.fetches.size_max = 1 << 20
+    for partition in (0, 1):
+        cold(world, tmp_path, partition)
+        for sequence in range(10):
+            world.append(partition, producer_id=7, sequence=sequence)
+            world.abort(partition, 7)
+
+    async def fetch() -> list[PartitionRead]:
+        made = world.fetch(target(0), target(1), committed=True)
+        await made.wait(LONG_MS)
+        return answered(made)
+
+    reads = world.local.runner.run(fetch())
+    assert [len(read.aborted) for read in reads] == [3 + 1, 0 + 1], "and one that is open where each stops"
+
+
 def test_a_fetch_of_few_records_does_not_look_at_the_aborted_transactions_behind_them(world: World) -> None:
     """Nor at their records: a partition may have a million of them."""
     for sequence in range(300):
