@@ -158,8 +158,8 @@ LIVES = (
         (
             Edit(
                 "server/coordinators/shard.py",
-                "        if key is not None and self._machine is not None and",
-                "        if key is None and self._machine is not None and",
+                "        if timer is not None and self.active and",
+                "        if timer is None and self.active and",
             ),
         ),
         (

@@ -24,7 +24,8 @@ from anabranch.machines.groups.standing import Standing
 from anabranch.machines.lineage import Gates
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.durable_replies import DurableReplies
-from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
+from anabranch.server.coordinators.shard import Shard
+from anabranch.server.coordinators.shard_state import MESSAGES, ShardState
 from tests.simulation.groups import live
 from tests.simulation.groups_stories import (
     an_owner_that_comes_back_has_all_its_time,

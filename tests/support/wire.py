@@ -125,12 +125,12 @@ class WireClient:
         """Hang up."""
         self.sock.close()
 
-    def send(self, message: Any, version: int | None = None) -> tuple[int, int]:
+    def send(self, message: Any, version: int | None = None, client_id: str = "wire") -> tuple[int, int]:
         """Send a request; return the arguments of `receive`."""
         api = api_of(type(message))
         chosen = api.served[-1] if version is None else version
         self._correlation += 1
-        self.sock.sendall(b"".join(bytes(it) for it in encode_request(message, chosen, self._correlation, "wire")))
+        self.sock.sendall(b"".join(bytes(it) for it in encode_request(message, chosen, self._correlation, client_id)))
         return api.key, chosen
 
     def receive(self, sent: tuple[int, int]) -> Any:
@@ -154,9 +154,9 @@ class WireClient:
             got += piece
         return bytes(got)
 
-    def call(self, message: Any, version: int | None = None) -> Any:
+    def call(self, message: Any, version: int | None = None, client_id: str = "wire") -> Any:
         """Send a request and read its answer."""
-        return self.receive(self.send(message, version))
+        return self.receive(self.send(message, version, client_id))
 
     # -- requests that tests often make ------------------------------------------------------------------------------
 

@@ -216,10 +216,17 @@ class DecodeError(AnabranchError, ValueError):
     """Bytes from a peer or a file that are malformed. The connection is closed; no other client is affected."""
 
 
+MESSAGE_LENGTH_MAX = 4_000
+"""Characters of an `ApiError`'s sentence, which quotes names that may be long: it is a string of a response."""
+
+
 class ApiError(AnabranchError):
-    """A request was refused, here or by the broker: an error code and a sentence."""
+    """A request was refused, here or by the broker: an error code and a sentence; the middle of a long one is cut."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        if len(message) > MESSAGE_LENGTH_MAX:
+            half = MESSAGE_LENGTH_MAX // 2
+            message = f"{message[:half]}...{message[-half:]}"
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message

@@ -35,6 +35,9 @@ RECORDS_PER_BATCH_MAX = 1_000_000
 
 ARRAY_LENGTH_MAX = 1_000_000
 """Array elements of one message, all its arrays together, beside the rule that they must fit in the bytes left."""
+STRING_SIZE_MAX = 32_767
+"""UTF-8 bytes of a string in a request or response, of flexible versions too, as in Apache Kafka: what a peer sends can
+be written wherever a length has 16 bits."""
 NESTING_DEPTH_MAX = 16
 TAGGED_FIELDS_MAX = 1_000
 
@@ -91,6 +94,8 @@ ABORTED_TRANSACTIONS_MAX = 1_000_000
 
 CLIENT_ASSIGNORS_MAX = 100
 """Assignors that a member of a group may offer."""
+MEMBER_ID_PREFIX_MAX = 255
+"""Characters of a client id or instance id that a member id begins with."""
 PENDING_MEMBERS_PER_GROUP_MAX = 10_000
 """Members of a classic group that were given an id and did not join with it yet."""
 RANGES_PER_COMMIT_MAX = 60_000

@@ -6,7 +6,7 @@ from functools import lru_cache
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, DecodeError
-from anabranch.base.limits import TAGGED_FIELDS_MAX
+from anabranch.base.limits import STRING_SIZE_MAX, TAGGED_FIELDS_MAX
 from anabranch.codec.types import Blob
 
 INLINE_SIZE_MAX = 1024
@@ -26,6 +26,12 @@ class TooManyElementsError(DecodeError):
 def refuse(what: str, length: int, left: int) -> DecodeError:
     """Raise DecodeError for a length that exceeds the buffer."""
     return DecodeError(f"{what}: length {length} where {left} bytes are left")
+
+
+def check_string_size(what: str, size: int) -> None:
+    """Bound the bytes of a string of a peer."""
+    if size > STRING_SIZE_MAX:
+        raise DecodeError(f"{what}: a string of {size} bytes; at most {STRING_SIZE_MAX} are read")
 
 
 def too_many(what: str) -> DecodeError:

@@ -2,8 +2,9 @@
 
 `read(view, position, left) -> (object, position, left)`, where `left` is how many array elements the message may still
 have. Fixed-width neighbours, the length of what follows them and the count of tags are unpacked in one call. A length
-is compared with the bytes that are left before anything is made of it. Whatever the bytes are, the function ends with
-an object or with one of `MALFORMED`.
+is compared with the bytes that are left before anything is made of it. Strings of requests and responses are bounded
+(`STRING_SIZE_MAX`); those of a log's records are read as they were written. Whatever the bytes are, the function ends
+with an object or with one of `MALFORMED`.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ Reader = Callable[[memoryview, int, int], tuple[Any, int, int]]
 def compile_reader(declared: type, version: int) -> Reader:
     """Make the reader of one version of a message."""
     schema = schema_of(declared)
-    compiler = _ReaderCompiler(version, version in schema.flexible)
+    compiler = _ReaderCompiler(version, version in schema.flexible, of_peer=schema.api_key is not None)
     source: Reader = compiler.function(declared)
     return source
 
 
 class _ReaderCompiler:
-    def __init__(self, version: int, flexible: bool) -> None:
+    def __init__(self, version: int, flexible: bool, *, of_peer: bool) -> None:
         self.version = version
         self.flexible = flexible
+        self.of_peer = of_peer
         self.namespace: dict[str, Any] = {
             "new": object.__new__,
             "uvarint_rest": primitives.uvarint_rest,
@@ -43,6 +45,7 @@ class _ReaderCompiler:
             "read_tags": primitives.read_tags,
             "keep_tag": primitives.keep_tag,
             "check_tag_count": primitives.check_tag_count,
+            "check_string_size": primitives.check_string_size,
             "refuse": primitives.refuse,
             "too_many": primitives.too_many,
             "uuid_of": primitives.uuid_of,
@@ -105,7 +108,7 @@ class _ReaderCompiler:
         name = f"read_{declared.__name__}_tags"
         if name in self.namespace:
             return name
-        inner = _ReaderCompiler(self.version, self.flexible)
+        inner = _ReaderCompiler(self.version, self.flexible, of_peer=self.of_peer)
         source = inner.source
         with source.block(f"def {name}(view, position, count, left):"):
             source.emit("end = len(view)")
@@ -151,9 +154,9 @@ class _ReaderCompiler:
                 self.source.run.append((raw, "16s"))
                 self.after_run.append(f"{target} = uuid_of({raw})")
             case String():
-                self.span(target, nullable, what, "h", "view[position:stop].tobytes().decode()")
+                self.string(target, nullable, what)
             case Bytes():
-                self.span(target, nullable, what, "i", "view[position:stop]")
+                self.span(target, nullable, what, self.length("i"), "view[position:stop]")
             case Array(of=element):
                 self.array(element, target, nullable, what)
             case Nested(of=inner) if nullable:
@@ -161,18 +164,28 @@ class _ReaderCompiler:
             case Nested(of=inner):
                 self.source.emit(f"{target} = {self.struct(inner)}")
 
-    def length(self, code: str) -> str:
-        """Emit the reading of a length or count, in flexible versions one more than it is; returns its name."""
+    def length(self, code: str, long: str = "") -> str:
+        """Emit the reading of a length or count, in flexible versions one more than it is; returns its name.
+
+        `long` is emitted where a length of a flexible version has more than a byte.
+        """
         counted = self.source.name("n")
         self.source.run.append((counted, "B" if self.flexible else code))
         self.flush()
         if self.flexible:
-            self.source.emit(f"if {counted} > 127: {counted}, position = uvarint_rest(view, position, {counted})")
+            with self.source.block(f"if {counted} > 127:"):
+                self.source.emit(f"{counted}, position = uvarint_rest(view, position, {counted})")
+                if long:
+                    self.source.emit(long.format(counted))
         return counted
 
-    def span(self, target: str, nullable: bool, what: str, code: str, made: str) -> None:
-        """Emit the reading of text or bytes."""
-        counted = self.length(code)
+    def string(self, target: str, nullable: bool, what: str) -> None:
+        """Emit the reading of text. A length of 16 bits bounds it; a varint does not."""
+        counted = self.length("h", f"check_string_size({what!r}, {{}} - 1)" if self.of_peer else "")
+        self.span(target, nullable, what, counted, "view[position:stop].tobytes().decode()")
+
+    def span(self, target: str, nullable: bool, what: str, counted: str, made: str) -> None:
+        """Emit the reading of text or bytes, whose length is read."""
         self.source.emit(f"stop = position + {counted}{' - 1' if self.flexible else ''}")
         null = "stop < position"
         if nullable:

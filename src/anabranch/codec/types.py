@@ -52,7 +52,10 @@ class Uuid:
 
 @dataclass(frozen=True, slots=True)
 class String:
-    """UTF-8 text behind its length: int16, in flexible versions an unsigned varint of length + 1."""
+    """UTF-8 text behind its length: int16, in flexible versions an unsigned varint of length + 1.
+
+    At most `STRING_SIZE_MAX` bytes are read of a request or response.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from anabranch.base.errors import DecodeError
+from anabranch.base.limits import STRING_SIZE_MAX
 from anabranch.codec import EncodeError, decode, decode_prefix, encode, encoded_size, unknown_tags
 from anabranch.codec.primitives import INLINE_SIZE_MAX, read_uvarint, uvarint
-from anabranch.protocol.messages.consumer_group_heartbeat import Assignment, ConsumerGroupHeartbeatResponse
+from anabranch.machines.groups.records import ConsumerGroupMemberMetadataValue
+from anabranch.protocol.messages.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
-from anabranch.protocol.messages.fetch import FetchableTopicResponse, FetchResponse, LeaderIdAndEpoch, PartitionData
+from anabranch.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    LeaderIdAndEpoch,
+    PartitionData,
+)
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from anabranch.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -68,9 +81,36 @@ def test_what_a_version_cannot_carry_is_an_encode_error(message: HeartbeatReques
         encode(message, 0)
 
 
-def test_a_long_string_fits_a_flexible_version() -> None:
-    message = HeartbeatRequest(group_id="x" * 40_000)
-    assert decode(HeartbeatRequest, joined(message, 4), 4) == message
+@pytest.mark.parametrize("version", [3, 4])
+@pytest.mark.parametrize("text", ["x" * STRING_SIZE_MAX, "é" * (STRING_SIZE_MAX // 2)])
+def test_the_longest_string_that_is_read(version: int, text: str) -> None:
+    message = HeartbeatRequest(group_id=text, group_instance_id=text)
+    assert decode(HeartbeatRequest, joined(message, version), version) == message
+
+
+LONG_STRINGS: dict[str, Callable[[str], tuple[object, int]]] = {
+    "string": lambda text: (HeartbeatRequest(group_id=text), 4),
+    "nullable": lambda text: (HeartbeatRequest(group_instance_id=text), 4),
+    "of an array": lambda text: (ConsumerGroupHeartbeatRequest(subscribed_topic_names=[text]), 0),
+    "tagged": lambda text: (FetchRequest(cluster_id=text), 12),
+    "of a response": lambda text: (ConsumerGroupHeartbeatResponse(error_message=text), 0),
+}
+
+
+@pytest.mark.parametrize("name", LONG_STRINGS)
+def test_a_longer_string_of_a_peer_is_a_decode_error(name: str) -> None:
+    message, version = LONG_STRINGS[name]("x" * STRING_SIZE_MAX)
+    assert decode(type(message), joined(message, version), version) == message
+    for text in ("x" * (STRING_SIZE_MAX + 1), "é" * (STRING_SIZE_MAX // 2 + 1)):
+        message, version = LONG_STRINGS[name](text)
+        with pytest.raises(DecodeError, match="a string of 32768 bytes; at most 32767 are read"):
+            decode(type(message), joined(message, version), version)
+
+
+def test_a_long_string_of_a_log_is_read_as_it_was_written() -> None:
+    """An earlier version took any from its clients: the log of its coordinator is still read."""
+    value = ConsumerGroupMemberMetadataValue(rack_id="x" * 40_000)
+    assert decode(ConsumerGroupMemberMetadataValue, joined(value, 0), 0) == value
 
 
 @pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])

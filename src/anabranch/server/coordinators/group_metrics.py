@@ -13,7 +13,7 @@ from functools import partial
 
 from anabranch.runtime.metrics import Looked, Metrics, Sample
 from anabranch.server.coordinators.groups import Groups
-from anabranch.server.coordinators.shard import ShardState
+from anabranch.server.coordinators.shard_state import ShardState
 
 PREFIX = "kafka_server_group_coordinator_metrics_"
 WINDOW_S = 30.0

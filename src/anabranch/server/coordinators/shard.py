@@ -9,6 +9,8 @@
 - Some records may go to a second log, which is beside the first one as soon as its topic exists. It is a help, not a
   promise: a machine whose second log cannot be read begins without it, and what follows is said in a line of the log.
 - A request that is parked waits for the `Answer` with its ticket; when its connection is closed the ticket is dropped.
+- A timer's decision whose records cannot be encoded, a fault of ours, concerns one group: nothing of it is written, and
+  the timer rings again later. The other groups of the shard go on.
 - A decision that looks at much is made, and its records are applied, in a thread; what comes meanwhile waits (`turns`).
 """
 
@@ -16,16 +18,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
-from enum import Enum
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
+from anabranch.codec import EncodeError
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.records.key_values import encode_pairs
 from anabranch.runtime.clock import Clock, SteadyTime
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.timers import Timers
 from anabranch.server.coordinators.durable_replies import AppendedLog, DurableReplies, refuse
@@ -33,6 +35,7 @@ from anabranch.server.coordinators.follow_ups import FollowUps
 from anabranch.server.coordinators.loading import Loading
 from anabranch.server.coordinators.record_codec import Encoded, Machine, RecordCodec, apply_outcome
 from anabranch.server.coordinators.second_log import SecondLog
+from anabranch.server.coordinators.shard_state import ShardState, refusal
 from anabranch.server.coordinators.turns import APART_MAX, Turns, in_thread
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError
@@ -41,6 +44,9 @@ events = EventLogger("shard")
 RELOAD_DELAY_MS = 1_000
 """Between a failure and the next attempt to load; doubled with every failure that follows, up to the maximum."""
 RELOAD_DELAY_MAX_MS = 30_000
+RING_AGAIN_MS = 30_000
+"""After this a timer rings again whose decision could not be written."""
+WARNING_INTERVAL_S = 10.0
 _RELOAD = object()
 """The key of the timer that ends the delay."""
 CATCH_UP_PAUSE_S = 0.01
@@ -51,26 +57,6 @@ ON_LOOP_MAX = 300
 RecordT = TypeVar("RecordT")
 Reply = TypeVar("Reply")
 MachineT = TypeVar("MachineT", bound=Machine[Any])
-
-
-class ShardState(Enum):
-    """The states of a shard, each with the error code of requests in it."""
-
-    LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    ACTIVE = ErrorCode.NONE
-    FAILED = ErrorCode.COORDINATOR_NOT_AVAILABLE
-    UNLOADED = ErrorCode.NOT_COORDINATOR
-
-
-MESSAGES = {
-    ShardState.LOADING: "The coordinator is still reading its log; try again.",
-    ShardState.FAILED: "The coordinator could not read or write its log; try again.",
-    ShardState.UNLOADED: "The broker is stopping.",
-}
-
-
-def _error(state: ShardState) -> ApiError:
-    return ApiError(state.value, MESSAGES[state])
 
 
 class Shard(Generic[MachineT, RecordT]):
@@ -117,6 +103,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._timers = Timers(self.now_ms, self._on_timer)
         self._follow_ups = FollowUps(self._order_timer, self._answer_parked)
         self._failures = 0
+        self._warnings = EventLimit(WARNING_INTERVAL_S)
         self._loading: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._turns = Turns(str(partition.name))
@@ -133,7 +120,7 @@ class Shard(Generic[MachineT, RecordT]):
     def machine(self) -> MachineT:
         """The machine, to be read. ApiError when the shard is not active."""
         if self.state is not ShardState.ACTIVE:
-            raise _error(self.state)
+            raise refusal(self.state)
         assert self._machine is not None
         return self._machine
 
@@ -291,7 +278,7 @@ class Shard(Generic[MachineT, RecordT]):
     def _check_is(self, machine: MachineT) -> None:
         """ApiError unless this is the machine still."""
         if self._machine is not machine:
-            raise _error(ShardState.FAILED if self.active else self.state)
+            raise refusal(ShardState.FAILED if self.active else self.state)
 
     def _resume_log(self) -> None:
         """Resume the log after a failed sync, which cuts its unsynced records, before the next decision."""
@@ -382,7 +369,7 @@ class Shard(Generic[MachineT, RecordT]):
         self.partition.storage_failed(failure)
         if self.state is ShardState.ACTIVE:
             self._fail("append refused", failure)
-        raise _error(self.state) from failure
+        raise refusal(self.state) from failure
 
     def _on_changed(self) -> None:
         """Reload if a log has lost records that are applied."""
@@ -458,34 +445,43 @@ class Shard(Generic[MachineT, RecordT]):
         """Make a decision that no request asked for; reload the shard if that fails, as no client would retry."""
         self._guarded(lambda: self.ask(decide, weigh))
 
-    def _guarded(self, act: Callable[[], Any], key: Hashable | None = None) -> None:
-        """Do what no client would retry; `key` is that of its timer."""
+    def _guarded(self, act: Callable[[], Any], timer: Hashable = None) -> None:
+        """Make a decision that no client would retry, of a `timer` if it is one's."""
         try:
             done = act()
-        except ApiError:
-            self._again(key)
         except Exception as error:
-            self._fail("decision failed", error)
+            self._not_decided(error, timer)
         else:
             if isinstance(done, asyncio.Task):
-                self._guard(done, key)
+                self._guard(done, timer)
 
-    def _guard(self, turn: asyncio.Future[Any], key: Hashable | None = None) -> None:
+    def _guard(self, turn: asyncio.Future[Any], timer: Hashable = None) -> None:
         """As `_guarded`, for a decision in line."""
 
         def done(turn: asyncio.Future[Any]) -> None:
             error = None if turn.cancelled() else turn.exception()
-            if isinstance(error, ApiError):
-                self._again(key)
-            elif error is not None:
-                self._fail("decision failed", error)
+            if error is not None:
+                self._not_decided(error, timer)
 
         turn.add_done_callback(timed(asyncio.get_running_loop(), "coordinator", done))
 
-    def _again(self, key: Hashable | None) -> None:
-        """Decide once more what the second log refused; where the first one did, the shard is being reloaded."""
-        if key is not None and self._machine is not None and key not in self._timers:
-            self._timers.set(key, self.now_ms() + RELOAD_DELAY_MS)
+    def _not_decided(self, error: BaseException, timer: Hashable) -> None:
+        """Decide later what the second log has refused, or what cannot be written; otherwise load the shard anew."""
+        if isinstance(error, ApiError):  # Where the first log has refused, the shard is being reloaded.
+            self._ring_again(timer, RELOAD_DELAY_MS)
+            return
+        if timer is None or not isinstance(error, EncodeError):
+            self._fail("decision failed", error)
+            return
+        suppressed = self._warnings.admit(self.now_ms() / 1000)
+        if suppressed is not None:
+            name, shown = self.partition.name, str(timer)[:200]
+            events.error("decision not written", partition=name, timer=shown, exception=error, suppressed=suppressed)
+        self._ring_again(timer, RING_AGAIN_MS)
+
+    def _ring_again(self, timer: Hashable, in_ms: int) -> None:
+        if timer is not None and self.active and timer not in self._timers:
+            self._order_timer(SetTimer(timer, self.now_ms() + in_ms))
 
     # -- loading and failing -----------------------------------------------------------------------------------------
 
@@ -545,7 +541,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._failures += 1
             self._timers.set(_RELOAD, self.now_ms() + delay_ms)
         for future in waiting:
-            refuse(future, _error(ShardState.FAILED))
+            refuse(future, refusal(ShardState.FAILED))
 
     def load_soon(self) -> None:
         """Begin to load."""
@@ -568,4 +564,4 @@ class Shard(Generic[MachineT, RecordT]):
         self._follow_ups.drop()
         parked, self._parked = self._parked, {}
         for future in parked.values():
-            refuse(future, _error(state))
+            refuse(future, refusal(state))

@@ -21,7 +21,8 @@ from anabranch.runtime.events import EventLogger
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.record_codec import Machine, RecordCodec
-from anabranch.server.coordinators.shard import MESSAGES, Shard, ShardState
+from anabranch.server.coordinators.shard import Shard
+from anabranch.server.coordinators.shard_state import MESSAGES, ShardState
 from anabranch.server.coordinators.turns import APART_MAX
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas

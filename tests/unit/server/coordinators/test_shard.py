@@ -13,6 +13,7 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
+from anabranch.codec import EncodeError
 from anabranch.machines.controller.configs import NOT_SET
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.outcome import CancelTimer, Outcome, Parked, ParkedReply, SetTimer
@@ -24,7 +25,8 @@ from anabranch.runtime.metrics import Counter
 from anabranch.server.coordinators import follow_ups
 from anabranch.server.coordinators import shard as shards
 from anabranch.server.coordinators.record_codec import RecordCodec
-from anabranch.server.coordinators.shard import Shard, ShardState
+from anabranch.server.coordinators.shard import Shard
+from anabranch.server.coordinators.shard_state import ShardState
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.topic_settings import topic_settings
 from anabranch.storage.log import cleaner, replacing
@@ -385,6 +387,32 @@ def test_a_timer_that_cannot_be_decided_upon_reloads_the_shard(world: World, mon
         await world.shard.submit(lambda toy, now_ms: Outcome(reply=None, timers=(SetTimer("bug", now_ms),)))
         await until(lambda: world.shard.active and world.shard.machine is not before)
         assert world.shard.machine.values == {"a": "1"}
+
+    play(world, story)
+
+
+@pytest.mark.parametrize("weight", [0, shards.ON_LOOP_MAX + 1])
+def test_a_timer_whose_records_cannot_be_written_rings_again_and_concerns_nobody_else(
+    world: World, weight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the loop, or in a thread."""
+    monkeypatch.setattr(shards, "RING_AGAIN_MS", 20)
+
+    def refused(record: Pair) -> tuple[bytes, bytes | None]:
+        if record == ("timer", "one group's"):
+            raise EncodeError("ours")
+        return encode(record)
+
+    async def story(world: World) -> None:
+        world.shard._codec = RecordCodec(refused, decode, timer_weight=lambda toy, key: weight)
+        await world.put("a", "1")
+        before = world.shard.machine
+        await world.shard.submit(lambda toy, now_ms: Outcome(reply=None, timers=(SetTimer("one group's", now_ms),)))
+        await until(lambda: len(world.shard.machine.woken) >= 3)
+        await world.shard.submit(lambda toy, now_ms: Outcome(reply=None, timers=(SetTimer("another's", now_ms),)))
+        await until(lambda: "timer" in world.shard.machine.values)
+        assert world.shard.machine is before
+        assert before.values == {"a": "1", "timer": "another's"} == await world.reloaded()
 
     play(world, story)
 

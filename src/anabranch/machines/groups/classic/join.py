@@ -22,7 +22,7 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from anabranch.base.errors import ErrorCode
-from anabranch.base.limits import PENDING_MEMBERS_PER_GROUP_MAX
+from anabranch.base.limits import MEMBER_ID_PREFIX_MAX, PENDING_MEMBERS_PER_GROUP_MAX
 from anabranch.machines.groups.classic.group import (
     NO_MEMBER_ID,
     ClassicGroup,
@@ -163,8 +163,10 @@ def _said(request: JoinGroupRequest, caller: Caller) -> ClassicMember:
 
 
 def _fresh_id(request: JoinGroupRequest, caller: Caller) -> str:
+    """The id of a new member. Of a long name it has the beginning: an id is a string, and the uuid tells them apart."""
     instance_id = request.group_instance_id
-    return f"{caller.client_id if instance_id is None else instance_id}-{caller.member_id}"
+    name = caller.client_id if instance_id is None else instance_id
+    return f"{name[:MEMBER_ID_PREFIX_MAX]}-{caller.member_id}"
 
 
 def _give_id(turn: Turn, said: ClassicMember, caller: Caller) -> Outcome[JoinGroupResponse | Parked, CoordinatorRecord]:

@@ -46,6 +46,13 @@ def test_a_member_without_an_id_is_given_one_and_comes_again_with_it() -> None:
     assert (second.error, second.member_id) == (ErrorCode.NONE, "a-1")
 
 
+def test_the_id_of_a_member_has_only_the_beginning_of_a_long_name() -> None:
+    world = GroupWorld()
+    first, second = world.join("a" * 32_767), world.join("a" * 32_767)
+    assert first.member_id == "a" * limits.MEMBER_ID_PREFIX_MAX + "-1" != second.member_id
+    assert world.join("a" * 32_767, first.member_id).is_parked
+
+
 def test_ids_are_not_required_of_versions_that_do_not_know_it() -> None:
     world = GroupWorld()
     assert world.join("a", version=3).is_parked

@@ -1,0 +1,89 @@
+"""Strings as long as a client can make them: one that is too long ends its connection, the longest ones are served."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import STRING_SIZE_MAX
+from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
+from anabranch.protocol.messages.heartbeat import HeartbeatRequest
+from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from tests.support.broker import BrokerProcess, running
+from tests.support.wire import WireClient
+
+TOO_LONG = "z" * 40_000
+LONGEST = "z" * STRING_SIZE_MAX
+
+
+def join(group_id: str, member_id: str = "", **said: Any) -> JoinGroupRequest:
+    said.setdefault("protocols", [JoinGroupRequestProtocol(name="range", metadata=b"")])
+    said.setdefault("protocol_type", "consumer")
+    return JoinGroupRequest(
+        group_id=group_id, member_id=member_id, session_timeout_ms=6_000, rebalance_timeout_ms=1, **said
+    )
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    directory: Path = tmp_path_factory.mktemp("strings")
+    settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+    with running(directory, **settings) as broker, WireClient(broker.port) as client:
+        for key_type in (0, 1):
+            client.call(FindCoordinatorRequest(key_type=key_type, coordinator_keys=["g"]))
+        while client.call(join("first"), 5).error_code != ErrorCode.MEMBER_ID_REQUIRED:
+            time.sleep(0.02)
+        yield broker
+
+
+LONG: dict[str, tuple[Any, int]] = {
+    "group id": (join(TOO_LONG), 6),
+    "instance id": (join("g", group_instance_id=TOO_LONG), 6),
+    "protocol type": (join("g", protocol_type=TOO_LONG), 6),
+    "protocol": (join("g", protocols=[JoinGroupRequestProtocol(name=TOO_LONG, metadata=b"")]), 6),
+    "rack": (ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", rack_id=TOO_LONG), 1),
+    "transactional id": (InitProducerIdRequest(transactional_id=TOO_LONG, transaction_timeout_ms=1_000), 4),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_string_that_is_too_long_ends_its_connection(broker: BrokerProcess, name: str) -> None:
+    before = len(broker.said("warning", "connection closed"))
+    with WireClient(broker.port) as hostile:
+        hostile.send(*LONG[name])
+        assert hostile.sock.recv(1) == b""
+    (said,) = broker.until_said("warning", "connection closed", before + 1)[before:]
+    assert f"a string of 40000 bytes; at most {STRING_SIZE_MAX} are read" in said["reason"]
+
+
+def test_a_group_of_the_longest_names_keeps_no_other_group_of_its_coordinator_waiting(broker: BrokerProcess) -> None:
+    """Its member has joined, and sends no SyncGroup: a timer of the coordinator writes the group without it."""
+    with WireClient(broker.port) as honest, WireClient(broker.port) as hostile:
+        joined = honest.call(join("honest"), 3)
+        member, generation = joined.member_id, joined.generation_id
+        given = [SyncGroupRequestAssignment(member_id=member, assignment=b"a")]
+        synced = SyncGroupRequest(group_id="honest", generation_id=generation, member_id=member, assignments=given)
+        assert honest.call(synced, 3).error_code == ErrorCode.NONE
+        for number, instance in enumerate((None, LONGEST)):
+            group_id = f"{number}{LONGEST[1:]}"
+            protocols = [JoinGroupRequestProtocol(name=LONGEST, metadata=b"")]
+            said: dict[str, Any] = {"protocol_type": LONGEST, "protocols": protocols, "group_instance_id": instance}
+            first = hostile.call(join(group_id, **said), 6, client_id=LONGEST)
+            if instance is None:
+                assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
+                first = hostile.call(join(group_id, first.member_id, **said), 6, client_id=LONGEST)
+            assert first.error_code == ErrorCode.NONE and len(first.member_id) < 300
+            gone = HeartbeatRequest(group_id=group_id, generation_id=1, member_id=first.member_id)
+            while hostile.call(gone, 4).error_code != ErrorCode.UNKNOWN_MEMBER_ID:
+                time.sleep(0.02)
+        beat = HeartbeatRequest(group_id="honest", generation_id=generation, member_id=member)
+        assert honest.call(beat, 3).error_code == ErrorCode.NONE
+    assert not broker.said("error")
