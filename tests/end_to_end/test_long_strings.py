@@ -12,6 +12,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import STRING_SIZE_MAX
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
@@ -62,6 +63,16 @@ def test_a_string_that_is_too_long_ends_its_connection(broker: BrokerProcess, na
         assert hostile.sock.recv(1) == b""
     (said,) = broker.until_said("warning", "connection closed", before + 1)[before:]
     assert f"a string of 40000 bytes; at most {STRING_SIZE_MAX} are read" in said["reason"]
+
+
+@pytest.mark.parametrize("version", [1, 4])
+@pytest.mark.parametrize("kind", [2, 4])
+def test_a_name_that_is_not_there_is_quoted_in_short(broker: BrokerProcess, kind: int, version: int) -> None:
+    """A zero is quoted with four characters."""
+    with WireClient(broker.port) as client:
+        resource = DescribeConfigsResource(resource_type=kind, resource_name="\0" * STRING_SIZE_MAX)
+        (answer,) = client.call(DescribeConfigsRequest(resources=[resource]), version).results
+        assert answer.error_code and len(answer.error_message) < 5_000
 
 
 def test_a_group_of_the_longest_names_keeps_no_other_group_of_its_coordinator_waiting(broker: BrokerProcess) -> None:

@@ -217,16 +217,22 @@ class DecodeError(AnabranchError, ValueError):
 
 
 MESSAGE_LENGTH_MAX = 4_000
-"""Characters of an `ApiError`'s sentence, which quotes names that may be long: it is a string of a response."""
+"""Characters of a sentence that quotes names of clients, which may be long: it is a string of a response."""
+
+
+def shortened(message: str) -> str:
+    """The sentence; of a long one the beginning and the end."""
+    if len(message) <= MESSAGE_LENGTH_MAX:
+        return message
+    half = MESSAGE_LENGTH_MAX // 2
+    return f"{message[:half]}...{message[-half:]}"
 
 
 class ApiError(AnabranchError):
     """A request was refused, here or by the broker: an error code and a sentence; the middle of a long one is cut."""
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
-        if len(message) > MESSAGE_LENGTH_MAX:
-            half = MESSAGE_LENGTH_MAX // 2
-            message = f"{message[:half]}...{message[-half:]}"
+        message = shortened(message)
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message

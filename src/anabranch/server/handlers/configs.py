@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.limits import CONFIGS_PER_RESOURCE_MAX, CONFIGS_SIZE_MAX
 from anabranch.machines.controller.broker_configs import DYNAMIC, AlterBrokerConfigs, broker_of
 from anabranch.machines.controller.configs import (
@@ -82,7 +82,7 @@ def _describe(
     if asked.resource_type == TOPIC:
         if broker.view.topic(asked.resource_name) is None:
             result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            result.error_message = f"There is no topic {asked.resource_name!r}."
+            result.error_message = shortened(f"There is no topic {asked.resource_name!r}.")
             return result
         found = _topic_configs(broker, asked.resource_name, request)
     elif asked.resource_type == BROKER:
@@ -119,7 +119,7 @@ def _describe(
 
 def _not_this_broker(broker: BrokerContext, result: DescribeConfigsResult) -> DescribeConfigsResult:
     result.error_code = ErrorCode.INVALID_REQUEST
-    result.error_message = f"This is broker {broker.settings.node_id}, not {result.resource_name!r}."
+    result.error_message = shortened(f"This is broker {broker.settings.node_id}, not {result.resource_name!r}.")
     return result
 
 

@@ -6,7 +6,7 @@ cluster has versions, as ApiVersions says.
 
 from __future__ import annotations
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ErrorCode, shortened
 from anabranch.protocol.messages.describe_quorum import (
     DescribeQuorumRequest,
     DescribeQuorumResponse,
@@ -91,4 +91,4 @@ def handle_update_features(
 
 
 def _unknown(feature: str) -> str:
-    return f"This cluster has no feature {feature!r}: none of its features has versions."
+    return shortened(f"This cluster has no feature {feature!r}: none of its features has versions.")

@@ -6,7 +6,7 @@ credentials. AlterUserScramCredentials (51): there is no mechanism to have them 
 
 from __future__ import annotations
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import ErrorCode, shortened
 from anabranch.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -54,7 +54,9 @@ def handle_describe_user_scram_credentials(
         return DescribeUserScramCredentialsResponse(
             results=[
                 DescribeUserScramCredentialsResult(
-                    user=name, error_code=ErrorCode.RESOURCE_NOT_FOUND, error_message=f"{name!r} has no credentials."
+                    user=name,
+                    error_code=ErrorCode.RESOURCE_NOT_FOUND,
+                    error_message=shortened(f"{name!r} has no credentials."),
                 )
                 for name in dict.fromkeys(user.name for user in request.users or ())
             ]
