@@ -281,6 +281,53 @@ def test_groups_and_members_without_metadata_hold_bounded_memory(tmp_path: Path)
         assert broker.said("warning", "member refused")
 
 
+def test_strings_of_members_hold_bounded_memory_and_those_of_ids_that_nobody_joins_with(tmp_path: Path) -> None:
+    kib = 1 << 10
+
+    def join(client: WireClient, group: str) -> ErrorCode:
+        """Ask for an id, and never join with it."""
+        protocols = [JoinGroupRequestProtocol(name="range", metadata=b"")]
+        asked = JoinGroupRequest(
+            group_id=group, session_timeout_ms=1_800_000, protocol_type="consumer", protocols=protocols
+        )
+        return ErrorCode(client.call(asked, 5, client_id="c" * 32_000).error_code)
+
+    def beat(client: WireClient, group: str, **said: Any) -> ErrorCode:
+        asked = ConsumerGroupHeartbeatRequest(
+            group_id=group,
+            member_id="m",
+            member_epoch=0,
+            rebalance_timeout_ms=30_000,
+            subscribed_topic_names=[TOPIC],
+            topic_partitions=[],
+            **said,
+        )
+        return ErrorCode(client.call(asked, 1).error_code)
+
+    limits = {"group_metadata_max_bytes": 400 * kib, "group_initial_rebalance_delay_ms": 0}
+    with running(tmp_path, **limits) as broker, WireClient(broker.port, 60) as client:
+        client.create(TOPIC, 1)
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["g"]))
+        while beat(client, "honest") is not ErrorCode.NONE:
+            time.sleep(0.02)
+        racks = [beat(client, f"g{it}", rack_id="r" * 32_000) for it in range(12)]
+        assert racks[:4] == [ErrorCode.NONE] * 4 and racks[-1] is ErrorCode.GROUP_MAX_SIZE_REACHED
+        held = broker.metrics()["kafka_server_group_coordinator_metrics_member_metadata_bytes"]
+        assert 4 * 32_000 < held <= 400 * kib
+        leaves = [ConsumerGroupHeartbeatRequest(group_id=f"g{it}", member_id="m", member_epoch=-1) for it in range(12)]
+        for leave in leaves:
+            client.call(leave, 1)
+        deadline = time.monotonic() + 20
+        while join(client, "pending") is not ErrorCode.MEMBER_ID_REQUIRED:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        while join(client, "pending") is not ErrorCode.GROUP_MAX_SIZE_REACHED:
+            held = broker.metrics()["kafka_server_group_coordinator_metrics_member_metadata_bytes"]
+            assert held <= 400 * kib and time.monotonic() < deadline
+        assert held > 300 * kib
+        assert beat(client, "honest") is ErrorCode.NONE
+
+
 def test_large_requests_of_many_connections_are_decoded_within_bounded_memory(tmp_path: Path) -> None:
     """Twelve connections with 90,000 names each held 460 MB: only their frames were counted."""
     topics = [MetadataRequestTopic(name=f"unknown-topic-{it}") for it in range(40_000)]

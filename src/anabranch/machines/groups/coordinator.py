@@ -375,7 +375,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         live: Live | None = None,
         room: int = LOOK_ROOM,
     ) -> Step:
-        live = live or self._lives.setdefault(group.group_id, Live())
+        live = live or (self._lives.setdefault(group.group_id, Live()) if group.group_id in self.groups else Live())
         return Step(
             group,
             live,
@@ -392,8 +392,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             balancing.expect_look(step)
             self.rebalances["consumer"] += 1
             self.settling.subscribed(step.group, step.draft, step.now_ms)
-        elif not step.draft.records and step.group_id not in self.groups:
-            self._lives.pop(step.group_id, None)
+        if step.draft.records:  # A heartbeat that is refused founds no group.
+            self._lives.setdefault(step.group_id, step.live)
         self.keeper.ring(step.draft, step.group_id, step.now_ms)
         return step.draft
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from anabranch.base.memory import text_size
 from anabranch.machines.groups.positions import POSITION_SIZE, Position
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
@@ -27,22 +28,25 @@ class OffsetRoom:
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
         self._left: int | None = None
+        self._id_size = 0
 
-    def begin(self) -> None:
-        """Begin the next request."""
+    def begin(self, id_size: int) -> None:
+        """Begin the next request; `id_size`: what the id of its group takes with the first commit."""
         self._left = None
+        self._id_size = id_size
 
     def refusal(
         self, group_id: str, before: Position | None, metadata: str, draft: Draft[CoordinatorRecord]
     ) -> str | None:
         """Take room for a commit that replaces `before`; return the sentence that refuses it where there is none."""
-        growth = POSITION_SIZE + len(metadata) - (0 if before is None else before.size)
+        growth = POSITION_SIZE + text_size(metadata) - (0 if before is None else before.size)
         if growth <= 0:
             return None
         if self._left is None:
             self._left = self._settings.offsets_size_max - self._settings.offsets_size()
-        if growth <= self._left:
-            self._left -= growth
+        if growth + self._id_size <= self._left:
+            self._left -= growth + self._id_size
+            self._id_size = 0
             return None
         full = OffsetsFull(group_id, self._settings.offsets_size_max)
         if full not in draft.effects:

@@ -119,7 +119,7 @@ class Offsets:
             request.generation_id_or_member_epoch,
             version,
         )
-        self._room.begin()
+        self._room.begin(self.positions.id_size(request.group_id))
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         draft: Draft[CoordinatorRecord] = Draft()
@@ -164,7 +164,7 @@ class Offsets:
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
     ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
-        self._room.begin()
+        self._room.begin(self.positions.id_size(request.group_id, request.producer_id))
         error = self._transaction_error(group, request)
         later = not error and self._is_beside_another(request)
         draft: Draft[CoordinatorRecord] = Draft()

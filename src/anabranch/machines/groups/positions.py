@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID
+from anabranch.base.memory import text_size
 from anabranch.machines.groups import shares
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey, OffsetCommitValue, decode_record
 from anabranch.machines.lineage import Frontier
@@ -117,7 +118,7 @@ class Positions:
     """By group and partition: the producers whose open transactions have committed an offset."""
     _applied: int = 0
     size: int = 0
-    """Bytes of memory for the positions that were read, those of open transactions included."""
+    """Bytes of memory for the positions that were read and the ids of their groups, open transactions included."""
     unread: Unread | None = None
     """The positions of the loaded log that no request has needed yet."""
     alone: AbstractContextManager[object] = field(default_factory=nullcontext)
@@ -155,6 +156,12 @@ class Positions:
         """The position that the open transaction of a producer has committed."""
         found = self._pending.get(producer_id, {}).get(group_id, {}).get((topic, partition))
         return None if found is None else _position(found[1])
+
+    def id_size(self, group_id: str, producer_id: int = -1) -> int:
+        """The memory that a group's id would take with a commit, of a producer's transaction or plain; 0 if it does."""
+        if producer_id >= 0:
+            return 0 if group_id in self._pending.get(producer_id, ()) else _pending_size(group_id)
+        return 0 if group_id in self._of_group else text_size(group_id)
 
     def has_pending(self, group_id: str) -> bool:
         """Whether an open transaction has committed anything for the group."""
@@ -232,6 +239,8 @@ class Positions:
             assert value is not None
             self._applied += 1
             groups = self._pending.setdefault(producer_id, {})
+            if key.group not in groups:
+                self.size += _pending_size(key.group)
             waiting = groups.setdefault(key.group, {})
             self._pending_in.setdefault(key.group, {}).setdefault(at, {})[producer_id] = None
             if at in waiting:
@@ -247,7 +256,7 @@ class Positions:
         """A producer's transaction has ended; return the groups and partitions of which it changes the position."""
         changed: list[tuple[str, Partition]] = []
         for group_id, positions in self._pending.pop(producer_id, {}).items():
-            self.size -= sum(_size_of(value) for _, value in positions.values())
+            self.size -= _pending_size(group_id) + sum(_size_of(value) for _, value in positions.values())
             for at in positions:
                 self._ended(group_id, at, producer_id)
             for at, (number, value) in positions.items() if committed else ():
@@ -265,9 +274,11 @@ class Positions:
         if value is not None:
             after = _position(value)
             self.size += after.size
+            if group_id not in self._of_group:
+                self.size += text_size(group_id)
             self._of_group.setdefault(group_id, {})[at] = after
-        elif not committed:
-            self._of_group.pop(group_id, None)
+        elif not committed and self._of_group.pop(group_id, None) is not None:
+            self.size -= text_size(group_id)
 
     def _overtake(self, group_id: str, at: Partition, number: int) -> None:
         """Drop the earlier commits of open transactions for this partition."""
@@ -288,7 +299,12 @@ class Positions:
 
 
 def _size(metadata: str, steps: int) -> int:
-    return POSITION_SIZE + len(metadata) + 80 * steps
+    return POSITION_SIZE + text_size(metadata) + 80 * steps
+
+
+def _pending_size(group_id: str) -> int:
+    """The memory for the id of a group for which an open transaction commits: by its producer, and by its group."""
+    return 2 * text_size(group_id)
 
 
 def _size_of(value: OffsetCommitValue) -> int:

@@ -22,8 +22,9 @@ from typing import NamedTuple, TypeVar
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition
 from anabranch.base.limits import PARTITIONS_PER_TRANSACTION_MAX
+from anabranch.base.memory import text_size
 from anabranch.machines.outcome import Draft, Outcome
-from anabranch.machines.transactions.records import TransactionLogKey, TransactionLogValue, TransactionRecord
+from anabranch.machines.transactions.records import TransactionLogKey, TransactionRecord
 from anabranch.machines.transactions.schedule import Schedule
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import TransactionEvent, TransactionState
@@ -42,7 +43,6 @@ from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, 
 
 Reply = TypeVar("Reply")
 
-NOTHING_DECIDED: tuple[None, None] = (None, None)
 TIMED_OUT = ("timed out",)
 EXPIRED = ("expired",)
 UNDELIVERED = ("undelivered",)
@@ -52,6 +52,8 @@ SWEPT_PARTITIONS_MAX = 2_000
 records are one batch, made in some milliseconds. The next sweep follows at once."""
 LOOKED_AT = 100
 """Ids that are looked at in the time in which a decision looks at a partition."""
+NAME_COPIES = 3
+"""A transactional id comes with each request: that of the first one, of the last, and of one that may be repeated."""
 INIT_PRODUCER_FENCED_SINCE = 4
 PRODUCER_FENCED_SINCE = 2
 """The versions of InitProducerId, and of the other requests, from which clients know PRODUCER_FENCED (KIP-588)."""
@@ -92,8 +94,6 @@ class Coordinator:
         self._prepared: dict[str, None] = {}
         self._undelivered: dict[str, None] = {}
         """Those of them that were decided before the log was read, and have not been asked for since."""
-        self._decided: dict[str, tuple[TransactionLogValue, Transaction]] = {}
-        """What was decided and is about to be applied: to read it from its record takes long where it is large."""
         self._replaced: dict[str, tuple[Producer, Producer]] = {}
         """The producer epochs that InitProducerId replaced: a repeated request is recognized. Lost on fail-over."""
 
@@ -112,16 +112,15 @@ class Coordinator:
         name = record.key.transactional_id
         before = self._transactions.get(name)
         if before is not None:
-            self.size -= len(name) + before.size
+            self.size -= _size(name, before)
         if record.value is None:
             self._transactions.pop(name, None)
             self._replaced.pop(name, None)
             self._file(name, before, None)
             return
-        value, decided = self._decided.pop(name, NOTHING_DECIDED)
-        told = decided if decided is not None and value is record.value else Transaction.of(record.value)
+        told = Transaction.of(record.value) if record.decided is None else record.decided
         self._transactions[name] = told
-        self.size += len(name) + told.size
+        self.size += _size(name, told)
         self._file(name, before, told)
 
     def _file(self, name: str, before: Transaction | None, after: Transaction | None) -> None:
@@ -316,7 +315,7 @@ class Coordinator:
     def _begin(
         self, name: str, timeout_ms: int, now_ms: int, new_id: Callable[[], int | None]
     ) -> Outcome[InitProducerIdResponse, TransactionRecord]:
-        if not self._has_room(len(name) + OWN_SIZE):
+        if not self._has_room(NAME_COPIES * text_size(name) + OWN_SIZE):
             return _not_initialised(ErrorCode.POLICY_VIOLATION)
         fresh = new_id()
         if fresh is None:
@@ -369,9 +368,7 @@ class Coordinator:
     def _write(self, draft: Draft[TransactionRecord], changes: Iterable[tuple[str, Transaction]]) -> None:
         """Write what transactions become, and have the markers of decided ones sent."""
         for name, after in changes:
-            value = after.value()
-            self._decided[name] = value, after
-            draft.write(TransactionRecord(TransactionLogKey(transactional_id=name), value))
+            draft.write(TransactionRecord(TransactionLogKey(transactional_id=name), after.value(), after))
             if after.state.prepared:
                 draft.perform(self._markers(name, after))
 
@@ -437,6 +434,11 @@ def partitions_response(
             for topic in request.v3_and_below_topics
         ]
     )
+
+
+def _size(name: str, known: Transaction) -> int:
+    """The bytes of memory that a transactional id takes."""
+    return NAME_COPIES * text_size(name) + known.size
 
 
 def _fenced(version: int, since: int) -> ErrorCode:

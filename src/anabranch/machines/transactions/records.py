@@ -7,11 +7,15 @@ value means that it is forgotten.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
+from typing import TYPE_CHECKING
 
 from anabranch.base.errors import DecodeError
 from anabranch.codec import Blob, array, decode, encode, int8, int16, int32, int64, message, string, struct
+
+if TYPE_CHECKING:
+    from anabranch.machines.transactions.transaction import Transaction
 
 KEY_VERSION = 0
 VALUE_VERSION = 1
@@ -57,6 +61,8 @@ class TransactionRecord:
 
     key: TransactionLogKey
     value: TransactionLogValue | None
+    decided: Transaction | None = field(default=None, compare=False)
+    """Of a record that is about to be written: what its value says, which takes long to read where it is large."""
 
 
 def encode_record(record: TransactionRecord) -> tuple[bytes, bytes | None]:

@@ -1,10 +1,11 @@
 """The memory of groups, of their members and of members' metadata: a bound for each request and one for all groups.
 
-A member's metadata and assignment are whatever its client sends, and stay as long as the member does; a group stays
-longer. Admission adds up what was let in since the groups were last counted, which is more than they hold, for a member
-sends its metadata again and again; when half of the bound is passed the groups are counted anew, at most once in
-COUNT_INTERVAL_S, and in steps where they are many. The rule: what clients add never passes the bound. Partitions that
-members are assigned are found by the next count.
+A member's strings, metadata and assignment are whatever its client sends, and stay as long as the member does; a group
+stays longer, and so may an id that was given to a member that never joins with it. Admission adds up what was let in
+since the groups were last counted, which is more than they hold, for a member sends its metadata again and again; when
+half of the bound is passed the groups are counted anew, at most once in COUNT_INTERVAL_S, and in steps where they are
+many. The rule: what clients add never passes the bound. Partitions that members are assigned are found by the next
+count.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from anabranch.base.limits import CLIENT_ASSIGNORS_MAX
+from anabranch.base.memory import text_size
 from anabranch.runtime.events import EventLimit, EventLogger
 
 if TYPE_CHECKING:
@@ -32,6 +34,11 @@ COUNTED_PER_STEP = 1_000
 GROUP_SIZE = 2_500
 MEMBER_SIZE = 2_500
 """Bytes of memory for a group and for a member, without metadata."""
+PENDING_SIZE = 1_000
+"""Bytes of memory for an id that a member has yet to join with, and for the timer of its session."""
+MEMBER_ID_COPIES = 5
+"""The id of a member, which its client may choose, comes with each request: its metadata, its target, what it has, its
+timers and its connection may each have one of their own."""
 ASSIGNED_SIZE = 48
 """Bytes of memory for an assigned partition, at most."""
 WARNING_INTERVAL_S = 10.0
@@ -39,9 +46,10 @@ SMALL_SIZE = 1024
 """Metadata of a member that is there is always admitted up to this size: the number of members is its bound."""
 
 
-def join_size(request: JoinGroupRequest) -> int:
+def join_size(request: JoinGroupRequest, client_id: str | None) -> int:
     """The bytes that a JoinGroup leaves with its group."""
-    return sum(len(it.name) + len(it.metadata) for it in request.protocols)
+    said = (client_id, request.group_instance_id, request.protocol_type)
+    return sum(map(text_size, said)) + sum(text_size(it.name) + len(it.metadata) for it in request.protocols)
 
 
 def sync_size(request: SyncGroupRequest) -> int:
@@ -49,19 +57,31 @@ def sync_size(request: SyncGroupRequest) -> int:
     return sum(len(it.assignment) for it in request.assignments)
 
 
-def heartbeat_size(request: ConsumerGroupHeartbeatRequest, *, names_max: int) -> int:
+def heartbeat_size(request: ConsumerGroupHeartbeatRequest, client_id: str | None, *, names_max: int) -> int:
     """The bytes that a ConsumerGroupHeartbeat leaves with its group: none where it names too much, and is refused."""
     names, assignors = request.subscribed_topic_names or (), request.client_assignors or ()
     if len(names) > names_max or len(assignors) > CLIENT_ASSIGNORS_MAX:
         return 0
-    return sum(map(len, names)) + sum(len(it.metadata_bytes) for it in assignors)
+    said = (
+        client_id,
+        request.instance_id,
+        request.rack_id,
+        request.subscribed_topic_regex,
+        request.server_assignor,
+        *names,
+        *(it.name for it in assignors),
+    )
+    ids = MEMBER_ID_COPIES * text_size(request.member_id)
+    return ids + sum(map(text_size, said)) + sum(len(it.metadata_bytes) for it in assignors)
 
 
 def held_by(machines: Iterable[Coordinator]) -> Iterator[int]:
-    """The bytes that each group takes and each of its members, one after the other."""
+    """The bytes that each group takes and each of its members, one after the other, those that join yet included."""
     for machine in machines:
         for group in list(machine.groups.values()):
-            yield GROUP_SIZE + len(group.group_id)
+            yield GROUP_SIZE + text_size(group.group_id) + text_size(getattr(group, "protocol_type", None))
+            for member_id in list(getattr(group, "pending", ())):
+                yield PENDING_SIZE + text_size(member_id)
             members: Any = group.members
             targets: Any = getattr(group, "targets", {})
             for member_id, member in list(members.items()):
@@ -71,13 +91,20 @@ def held_by(machines: Iterable[Coordinator]) -> Iterator[int]:
 def _member_size(member: Any, target: Assignment) -> int:
     protocols = getattr(member, "protocols", None)
     if protocols is not None:
-        return len(member.assignment) + sum(len(name) + len(metadata) for name, metadata in protocols)
+        held = sum(map(text_size, (member.member_id, member.client_id, member.instance_id)))
+        return held + len(member.assignment) + _protocols_size(protocols)
     said = member.described
-    held = sum(map(len, said.topics)) + sum(len(it.metadata) for it in said.client_assignors)
+    strings = (said.client_id, said.instance_id, said.rack_id, said.regex, said.server_assignor)
+    held = MEMBER_ID_COPIES * text_size(member.member_id) + sum(map(text_size, (*strings, *said.topics)))
+    held += sum(text_size(it.name) + len(it.metadata) for it in said.client_assignors)
     if said.classic is not None:
-        held += sum(len(name) + len(metadata) for name, metadata in said.classic.protocols)
+        held += _protocols_size(said.classic.protocols)
     partitions = sum(len(numbers) for part in (member.assigned, member.revoking, target) for _, numbers in part)
     return held + ASSIGNED_SIZE * partitions
+
+
+def _protocols_size(protocols: Iterable[tuple[str, bytes]]) -> int:
+    return sum(text_size(name) + len(metadata) for name, metadata in protocols)
 
 
 class MetadataAdmission:
@@ -117,7 +144,7 @@ class MetadataAdmission:
                 f"The metadata of a member has {size} bytes; group.member.metadata.max.bytes is {self._request_max}.",
             )
         if newcomer:
-            size += GROUP_SIZE + MEMBER_SIZE + len(group_id)
+            size += GROUP_SIZE + MEMBER_SIZE + text_size(group_id)
         elif size <= SMALL_SIZE:
             return ""
         since = self._clock() - self._counted_at

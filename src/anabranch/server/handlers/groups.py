@@ -151,7 +151,7 @@ def handle_consumer_group_heartbeat(
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
     groups = broker.groups
     newcomer = request.member_epoch == JOINING and groups.is_newcomer(request.group_id, request.member_id)
-    size = heartbeat_size(request, names_max=broker.settings.group_consumer_max_subscribed_names)
+    size = heartbeat_size(request, call.client_id, names_max=broker.settings.group_consumer_max_subscribed_names)
     refused = groups.metadata.refuses(size, request.group_id, newcomer=newcomer)
     if refused:
         return _heartbeat_refused(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
@@ -299,7 +299,7 @@ def handle_join_group(
         )
 
     newcomer = broker.groups.is_newcomer(request.group_id, request.member_id)
-    refused = broker.groups.metadata.refuses(join_size(request), request.group_id, newcomer=newcomer)
+    refused = broker.groups.metadata.refuses(join_size(request, call.client_id), request.group_id, newcomer=newcomer)
     if refused:
         return refuse(ErrorCode.GROUP_MAX_SIZE_REACHED, refused)
     for protocol in request.protocols:

@@ -12,6 +12,7 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup, Member, Memb
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
+from anabranch.machines.groups.positions import POSITION_SIZE
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.protocol.messages.offset_commit import (
@@ -229,6 +230,15 @@ def test_without_memory_new_offsets_are_refused_and_those_that_are_there_go_on()
     assert "other" not in offsets.positions
     assert commit(offsets, None, 3) == ErrorCode.NONE, "less memory than before"
     assert commit(offsets, None, 3, partition=1, metadata="x" * 101) == ErrorCode.NONE
+
+
+def test_the_id_of_a_group_takes_memory_once() -> None:
+    full, name = ErrorCode.INVALID_COMMIT_OFFSET_SIZE, "x" * 1_000
+    offsets = Offsets(GroupSettings(offsets_size_max=2_000, offsets_size=lambda: offsets.positions.size), IMAGE)
+    assert commit(offsets, None, 1, group_id=name * 2) == full
+    assert commit(offsets, None, 1, group_id=name) == ErrorCode.NONE
+    assert commit(offsets, None, 1, group_id=name, partition=1) == ErrorCode.NONE
+    assert offsets.positions.size == 2 * POSITION_SIZE + len(name)
 
 
 @pytest.mark.parametrize("count", [3, 30], ids=["fewer partitions than positions", "more"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -558,6 +559,42 @@ def test_the_first_version_of_records_is_read() -> None:
     told = Transaction.of(record.value)
     assert (told.producer_id, told.producer_epoch, told.state) == (5, 3, TransactionState.COMPLETE_COMMIT)
     assert decode_record(b"\0\1other", b"") is None
+
+
+def test_a_decision_that_is_not_written_leaves_nothing_behind() -> None:
+    world, count = World(), 100
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(count):
+            request = InitProducerIdRequest(transactional_id=f"{number}" + "t" * 10_000, transaction_timeout_ms=1)
+            assert world.machine.init_producer_id(request, 4, 0, lambda: 7).records
+        del request
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < count * 1_000
+    assert (len(world.machine), world.machine.size) == (0, 0)
+
+
+def test_the_memory_of_a_transactional_id_counts_as_often_as_it_may_be_kept() -> None:
+    world, name = World(), "t" * 1_000 + "\U0001f600"
+    world.init("t")
+    short = world.machine.size
+    world.room = short + 3 * 4 * len(name)
+    assert world.init(name)[0] is ErrorCode.POLICY_VIOLATION
+    world.room = 1 << 40
+    _, producer = world.init(name)
+    assert world.machine.size > short + 3 * 4 * len(name)
+    tracemalloc.start()
+    try:
+        _, producer = world.init(str(bytes(name, "utf-8"), "utf-8"), producer)
+        world.add(producer, 0, name=str(bytes(name, "utf-8"), "utf-8"))
+        world.journal.clear()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < world.machine.size - short
 
 
 def test_what_transactions_take_is_bounded_and_given_back() -> None:
