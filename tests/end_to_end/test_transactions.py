@@ -384,8 +384,9 @@ def test_transactions_and_producers_are_described(client: WireClient, producer: 
     assert listed(duration_filter=0) == {"tx": "Ongoing"}
     assert listed(duration_filter=60_000) == {}
     assert listed(transactional_id_pattern="oth.*") == {"other": "Empty"}
-    bad = client.call(ListTransactionsRequest(transactional_id_pattern="("))
-    assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    for pattern in ("(", "[a-z]" * 201):
+        bad = client.call(ListTransactionsRequest(transactional_id_pattern=pattern))
+        assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
     odd = client.call(ListTransactionsRequest(state_filters=["Odd"]))
     assert (odd.unknown_state_filters, odd.transaction_states) == (["Odd"], [])
     other.client.close()

@@ -38,6 +38,8 @@ ARRAY_LENGTH_MAX = 1_000_000
 STRING_SIZE_MAX = 32_767
 """UTF-8 bytes of a string in a request or response, of flexible versions too, as in Apache Kafka: what a peer sends can
 be written wherever a length has 16 bits."""
+PATTERN_LENGTH_MAX = 1_000
+"""Characters of a pattern that a client has the broker match."""
 NESTING_DEPTH_MAX = 16
 TAGGED_FIELDS_MAX = 1_000
 

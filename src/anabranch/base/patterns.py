@@ -8,9 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.limits import PATTERN_LENGTH_MAX
 
 MEMORY_MAX = 8 << 20
 """Bytes for the automaton of one pattern; RE2's own default."""
+CLIENT_MEMORY_MAX = 1 << 20
+"""Bytes for that of a client's pattern: with more, one of 600 characters is compiled and matched for 200 ms."""
+
+
+def compile_client_pattern(pattern: str, length_max: int = PATTERN_LENGTH_MAX) -> Callable[[str], bool]:
+    """As `compile_pattern`, for a pattern that a client sends: INVALID_REGULAR_EXPRESSION if it is too large, too."""
+    if len(pattern) > length_max:
+        message = f"The regular expression has {len(pattern)} characters; {length_max} are allowed."
+        raise ApiError(ErrorCode.INVALID_REGULAR_EXPRESSION, message)
+    return compile_pattern(pattern, memory_max=CLIENT_MEMORY_MAX)
 
 
 def compile_pattern(pattern: str, *, memory_max: int = MEMORY_MAX) -> Callable[[str], bool]:

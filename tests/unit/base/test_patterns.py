@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.patterns import compile_pattern
+from anabranch.base.limits import PATTERN_LENGTH_MAX
+from anabranch.base.patterns import compile_client_pattern, compile_pattern
 from tests.support.broker import ROOT
 
 
@@ -31,6 +32,15 @@ def test_memory_is_bounded() -> None:
     assert compile_pattern(pattern, memory_max=64 << 20)("a" * 900)
     with pytest.raises(ApiError):
         compile_pattern(pattern, memory_max=1 << 16)
+
+
+def test_a_pattern_of_a_client_is_short_and_its_automaton_small(capfd: pytest.CaptureFixture[str]) -> None:
+    assert compile_client_pattern("a" * PATTERN_LENGTH_MAX)("a" * PATTERN_LENGTH_MAX)
+    for pattern in ("[a-z]" * 600_000, "é" * (PATTERN_LENGTH_MAX + 1), r"(\pL|\pN)*" * 60):
+        with pytest.raises(ApiError) as refused:
+            compile_client_pattern(pattern)
+        assert refused.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION and len(refused.value.message) < 1_000
+    assert capfd.readouterr() == ("", "")
 
 
 def test_only_one_module_compiles_patterns() -> None:

@@ -13,12 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from typing import NamedTuple
 
-from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.patterns import compile_pattern
+from anabranch.base.patterns import compile_client_pattern
 from anabranch.machines.groups.image import Image
 
-MEMORY_MAX = 1 << 20
-"""Bytes for a pattern's automaton."""
 REMEMBERED_MAX = 1_000
 NAME_SIZE = 64
 """Memory for a name in the set of those that a pattern matches; the names themselves are the image's."""
@@ -119,12 +116,7 @@ class Regexes:
         compiled = self._compiled.get(pattern)
         if compiled is not None:
             return compiled
-        if len(pattern) > self._length_max:
-            raise ApiError(
-                ErrorCode.INVALID_REGULAR_EXPRESSION,
-                f"The regular expression has {len(pattern)} characters; {self._length_max} are allowed.",
-            )
-        compiled = compile_pattern(pattern, memory_max=MEMORY_MAX)
+        compiled = compile_client_pattern(pattern, self._length_max)
         with self._alone:
             if len(self._compiled) >= REMEMBERED_MAX:
                 del self._compiled[next(iter(self._compiled))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from anabranch.base.limits import PATTERN_LENGTH_MAX
 from anabranch.machines.groups.assignors.registry import Assignors
 
 
@@ -31,7 +32,7 @@ class GroupSettings:
     """How often it is looked whether the cuts of shared partitions should be others; 0 for never."""
     consumer_migration_policy: str = "bidirectional"
     """bidirectional, upgrade, downgrade or disabled."""
-    consumer_regex_length_max: int = 1_000
+    consumer_regex_length_max: int = PATTERN_LENGTH_MAX
     min_session_timeout_ms: int = 6_000
     max_session_timeout_ms: int = 1_800_000
     max_size: int = 1 << 31

@@ -163,11 +163,17 @@ def _joined(parts: Parts, answers: list[tuple[bool, Any]]) -> Any:
     return whole
 
 
-async def gather_in_steps(found: Iterable[T]) -> list[T]:
-    """List what an iterator finds, of which there may be much; other work has its turn in between."""
+async def gather_in_steps(found: Iterable[T], weigh: Callable[[T], int] = lambda each: 1) -> list[T]:
+    """List what an iterator finds, of which there may be much; other work has its turn in between.
+
+    `weigh`: by how many others one of them takes as long to find; a step ends with PARTITIONS_AT_A_TIME.
+    """
     gathered: list[T] = []
+    left = PARTITIONS_AT_A_TIME
     for each in found:
         gathered.append(each)
-        if len(gathered) % PARTITIONS_AT_A_TIME == 0:
+        left -= weigh(each)
+        if left <= 0:
+            left = PARTITIONS_AT_A_TIME
             await asyncio.sleep(0)
     return gathered

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, TopicPartition
-from anabranch.base.patterns import compile_pattern
+from anabranch.base.patterns import compile_client_pattern
 from anabranch.machines.outcome import Outcome
 from anabranch.machines.partition.appending import Newcomers, refuse_newcomer
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
@@ -66,6 +66,8 @@ events = EventLogger("transactions")
 Response = TypeVar("Response")
 ABORTABLE_SINCE = 4
 """The first version of TxnOffsetCommit with the error TRANSACTION_ABORTABLE."""
+LENGTH_AT_ONCE = 160
+"""A pattern takes as long for so many characters of a transactional id as all else does: RE2 has 0.15 us for each."""
 
 
 async def handle_init_producer_id(
@@ -366,7 +368,8 @@ async def handle_list_transactions(
         matches,
     )
     try:
-        found = await gather_in_steps(broker.transactions.listed(wanted))
+        listed_of = broker.transactions.listed(wanted)
+        found = await gather_in_steps(listed_of, lambda each: 1 + len(each[0]) // LENGTH_AT_ONCE)
     except ApiError as error:
         return ListTransactionsResponse(error_code=error.code)
     listed = (
@@ -382,7 +385,7 @@ def _pattern(pattern: str) -> Callable[[str], bool] | None:
     if not pattern:
         return lambda name: True
     try:
-        return compile_pattern(pattern)
+        return compile_client_pattern(pattern)
     except ApiError:
         return None
 

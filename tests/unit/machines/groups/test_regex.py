@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.base.patterns import compile_pattern
+from anabranch.base.patterns import compile_client_pattern
 from anabranch.machines.groups import regex
 from anabranch.machines.groups.regex import Regexes
 from tests.support.groups import topics
@@ -49,11 +49,11 @@ def test_what_cannot_be_used_is_refused_with_the_engines_reason(
 def test_after_a_change_only_the_topics_that_differ_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
 
-    def compiled(pattern: str, *, memory_max: int) -> Callable[[str], bool]:
-        matches = compile_pattern(pattern, memory_max=memory_max)
+    def compiled(pattern: str, length_max: int) -> Callable[[str], bool]:
+        matches = compile_client_pattern(pattern, length_max)
         return lambda name: looked_at.append(name) or matches(name)  # type: ignore[func-returns-value]
 
-    monkeypatch.setattr(regex, "compile_pattern", compiled)
+    monkeypatch.setattr(regex, "compile_client_pattern", compiled)
     regexes, image = Regexes(100), topics(fig=1, foo=1, bar=1)
     assert regexes.matches("f.*", image) == {"fig", "foo"}
     fresh = topics(fur=1).by_name["fur"]

@@ -16,6 +16,7 @@ from anabranch.protocol.messages.describe_producers import (
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, Large
 from anabranch.server.handlers import ENDPOINTS
+from anabranch.server.handlers.in_parts import gather_in_steps
 
 NOTHING: Any = None
 
@@ -82,3 +83,28 @@ def test_parts_of_which_there_is_much_are_made_with_the_whole_answer_of_which_on
     assert not makers
     assert [it.name for it in found.make().topics] == names
     assert sum(makers) == len(names) and len(makers) > 1
+
+
+def test_what_takes_long_to_find_ends_a_step_sooner() -> None:
+    async def steps(weights: list[int]) -> list[int]:
+        """How many are found in each step."""
+        found, ended = [0], asyncio.Event()
+
+        async def other() -> None:
+            while not ended.is_set():
+                found.append(0)
+                await asyncio.sleep(0)
+
+        def find(weight: int) -> int:
+            found[-1] += 1
+            return weight
+
+        beside = asyncio.create_task(other())
+        assert await gather_in_steps(map(find, weights), lambda weight: weight) == weights
+        ended.set()
+        await beside
+        return [count for count in found if count]
+
+    most = PARTITIONS_AT_A_TIME
+    assert asyncio.run(steps([1] * (most + 2))) == [most, 2]
+    assert asyncio.run(steps([most, 5 * most, 1, most - 1, 1])) == [1, 1, 2, 1]
