@@ -13,6 +13,7 @@ from difflib import get_close_matches
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller import nodes
+from anabranch.machines.controller.config_values import plain, split, whole
 from anabranch.machines.controller.configs import (
     DAY_MS,
     LONG_MAX,
@@ -23,8 +24,6 @@ from anabranch.machines.controller.configs import (
     ConfigType,
     TopicConfig,
     refuse_configs,
-    split,
-    whole,
 )
 from anabranch.machines.controller.effects import Decision, Refused
 from anabranch.machines.controller.nodes import EVERY_BROKER
@@ -93,7 +92,7 @@ def decide_alter_broker_configs(
             continue
         assert change.value is not None
         if change.operation is ConfigOperation.SET:
-            values[change.name] = change.value
+            values[change.name] = plain(change.value) if DYNAMIC[change.name].type is ConfigType.LIST else change.value
             continue
         items = split(values.get(change.name, static.get(change.name, DYNAMIC[change.name].default)))
         given = split(change.value)

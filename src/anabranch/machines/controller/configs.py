@@ -7,7 +7,7 @@ consumption proposal's, `durability` ours. An unknown name is refused, with the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from enum import IntEnum
@@ -24,6 +24,16 @@ from anabranch.base.limits import (
     SMALL_SEGMENT_AGE_MS,
 )
 from anabranch.machines.controller import nodes
+from anabranch.machines.controller.config_values import (
+    Validator,
+    boolean,
+    one_of,
+    plain,
+    ratio,
+    several_of,
+    split,
+    whole,
+)
 from anabranch.machines.controller.effects import (
     Accepted,
     ApplyConfigs,
@@ -73,10 +83,6 @@ class ConfigOperation(IntEnum):
     DELETE = 1
     APPEND = 2
     SUBTRACT = 3
-
-
-Validator = Callable[[str], str | None]
-"""The requirement that a value violates; None for a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,46 +137,6 @@ class BrokerSettings:
 NOT_SET = BrokerSettings()
 
 
-def whole(least: int, most: int) -> Validator:
-    """Accept a whole number from `least` to `most`."""
-
-    def check(value: str) -> str | None:
-        wanted = f"a whole number from {least} to {most}"
-        digits = value.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
-            return wanted
-        return None if least <= int(value) <= most else wanted
-
-    return check
-
-
-def _ratio(value: str) -> str | None:
-    try:
-        return None if 0.0 <= float(value) <= 1.0 else "a number from 0 to 1"
-    except ValueError:
-        return "a number from 0 to 1"
-
-
-def _one_of(*choices: str) -> Validator:
-    def check(value: str) -> str | None:
-        return None if value in choices else "one of " + ", ".join(choices)
-
-    return check
-
-
-def _several_of(*choices: str) -> Validator:
-    def check(value: str) -> str | None:
-        items = split(value)
-        known = items and len(set(items)) == len(items) and set(items) <= set(choices)
-        return None if known else "one or more of " + ", ".join(choices)
-
-    return check
-
-
-def _boolean(value: str) -> str | None:
-    return None if value.lower() in ("true", "false") else "true or false"
-
-
 _B, _S, _I, _L, _D, _M = (
     ConfigType.BOOLEAN,
     ConfigType.STRING,
@@ -181,13 +147,13 @@ _B, _S, _I, _L, _D, _M = (
 )
 _TABLE = (
     TopicConfig(
-        "accept.range.fetch", _B, "false", _boolean, "Whether a fetch may ask for the records of a range of keys only."
+        "accept.range.fetch", _B, "false", boolean, "Whether a fetch may ask for the records of a range of keys only."
     ),
     TopicConfig(
         "cleanup.policy",
         _M,
         "delete",
-        _several_of("delete", "compact"),
+        several_of("delete", "compact"),
         "What becomes of old records: deleted by time and size, compacted to the last one of each key, or both.",
         "log.cleanup.policy",
     ),
@@ -195,7 +161,7 @@ _TABLE = (
         "compression.type",
         _S,
         "producer",
-        _one_of("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        one_of("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
         "How batches are stored: as the producer compressed them, or always in one way.",
         "compression.type",
     ),
@@ -211,7 +177,7 @@ _TABLE = (
         "durability",
         _S,
         "inherit",
-        _one_of("inherit", "fsync", "os"),
+        one_of("inherit", "fsync", "os"),
         "When a produce is answered: after it is on the disk (fsync), after it was written (os), or as the "
         "broker's setting says (inherit).",
         "durability",
@@ -220,7 +186,7 @@ _TABLE = (
         "enable.ordered.delivery",
         _B,
         "true",
-        _boolean,
+        boolean,
         "Whether records of one key are delivered in order across changes of the partition count.",
     ),
     TopicConfig(
@@ -299,7 +265,7 @@ _TABLE = (
         "message.timestamp.type",
         _S,
         "CreateTime",
-        _one_of("CreateTime", "LogAppendTime"),
+        one_of("CreateTime", "LogAppendTime"),
         "Whether a record's timestamp is the producer's, or the time of its append.",
         "log.message.timestamp.type",
     ),
@@ -307,7 +273,7 @@ _TABLE = (
         "min.cleanable.dirty.ratio",
         _D,
         "0.5",
-        _ratio,
+        ratio,
         "Which part of a log must be uncompacted before it is compacted again.",
         "log.cleaner.min.cleanable.ratio",
     ),
@@ -328,13 +294,13 @@ _TABLE = (
         "min.insync.replicas",
     ),
     TopicConfig(
-        "preallocate", _B, "false", _boolean, "Whether a segment's file is given its size at once.", "log.preallocate"
+        "preallocate", _B, "false", boolean, "Whether a segment's file is given its size at once.", "log.preallocate"
     ),
     TopicConfig(
         "reserve.message.value.range.fetch",
         _B,
         "false",
-        _boolean,
+        boolean,
         "Whether whole records are kept in memory for readers of other key ranges that do not fetch at that time.",
     ),
     TopicConfig(
@@ -389,7 +355,7 @@ _TABLE = (
         "unclean.leader.election.enable",
         _B,
         "false",
-        _boolean,
+        boolean,
         "Whether a replica that is behind may become leader.",
         "unclean.leader.election.enable",
     ),
@@ -470,8 +436,9 @@ def decide_replace_configs(
     state: ControllerState, command: ReplaceConfigs, broker_settings: BrokerSettings = NOT_SET
 ) -> Decision[CommandReply]:
     """Replace all overrides of a topic."""
-    overrides = {name: value for name, value in command.configs.items() if value is not None}
-    return _decide_overrides(state, command.topic, overrides, broker_settings, validate_only=command.validate_only)
+    return _decide_overrides(
+        state, command.topic, command.configs, broker_settings, validate_only=command.validate_only
+    )
 
 
 def message_size_max(broker_settings: BrokerSettings) -> int:
@@ -496,6 +463,15 @@ _SEGMENTS_MIN = (
 
 With smaller ones a client could have a file made for each of its batches, or in each millisecond.
 """
+
+
+def overrides_of(given: Mapping[str, str | None]) -> dict[str, str]:
+    """The overrides that a client gives, as they are stored: without those that are null, lists in their plain form."""
+    return {
+        name: plain(value) if name in TOPIC_CONFIGS and TOPIC_CONFIGS[name].type is ConfigType.LIST else value
+        for name, value in given.items()
+        if value is not None
+    }
 
 
 def refuse_configs(
@@ -559,15 +535,10 @@ def synonyms(config: TopicConfig, overrides: Mapping[str, str], broker_settings:
     return tuple(found)
 
 
-def split(value: str) -> list[str]:
-    """The items of a config that is a list."""
-    return [item.strip() for item in value.split(",") if item.strip()]
-
-
 def _decide_overrides(
     state: ControllerState,
     topic: str,
-    overrides: dict[str, str],
+    given: Mapping[str, str | None],
     broker_settings: BrokerSettings,
     *,
     validate_only: bool,
@@ -575,7 +546,8 @@ def _decide_overrides(
     known = state.topics.get(topic)
     if known is None or topic in state.deleting:
         return Decision(reply=Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic {topic!r}."))
-    refusal = refuse_configs(overrides, broker_settings, state.configs.get(topic, {}))
+    overrides = overrides_of(given)
+    refusal = refuse_configs(overrides, broker_settings, overrides_of(state.configs.get(topic, {})))
     if refusal is None and topic in INTERNAL_TOPICS:
         overrides.setdefault("cleanup.policy", "compact")
         refusal = _refuse_internal(topic, overrides)

@@ -16,7 +16,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INDIVIDUAL_COMMITS_TOPIC, INTERNAL_TOPICS
 from anabranch.base.limits import PARTITIONS_PER_TOPIC_MAX, TOPIC_NAME_LENGTH_MAX
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.configs import NOT_SET, BrokerSettings, refuse_configs
+from anabranch.machines.controller.configs import NOT_SET, BrokerSettings, overrides_of, refuse_configs
 from anabranch.machines.controller.effects import (
     Accepted,
     CommandReply,
@@ -76,7 +76,7 @@ def decide_create_topic(
     refusal = refuse_more(state, len(placed), per_broker_max)
     if refusal is not None:
         return Decision(reply=refusal)
-    overrides = {name: value for name, value in command.configs.items() if value is not None}
+    overrides = overrides_of(command.configs)
     refusal = refuse_configs(overrides, broker_settings)
     if refusal is not None:
         return Decision(reply=refusal)

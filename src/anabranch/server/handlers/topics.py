@@ -14,7 +14,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
-from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, effective
+from anabranch.machines.controller.configs import TOPIC_CONFIGS, ConfigSource, effective, overrides_of
 from anabranch.machines.controller.effects import Accepted
 from anabranch.machines.controller.resize import ResizeTopic
 from anabranch.machines.controller.topics import (
@@ -91,7 +91,7 @@ async def handle_create_topics(
             topic_id=topic_id if isinstance(reply, Accepted) else NO_TOPIC_ID,
             num_partitions=count,
             replication_factor=1,
-            configs=_configs(broker, {name: value for name, value in command.configs.items() if value is not None}),
+            configs=_configs(broker, overrides_of(command.configs)),
         )
 
     return CreateTopicsResponse(topics=list(await asyncio.gather(*(create(topic) for topic in request.topics))))

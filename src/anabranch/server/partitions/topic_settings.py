@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from anabranch.machines.controller.config_values import split
 from anabranch.machines.controller.configs import (
     NOT_SET,
     TOPIC_CONFIGS,
@@ -15,7 +16,6 @@ from anabranch.machines.controller.configs import (
     effective,
     message_size_max,
     small_segment,
-    split,
 )
 from anabranch.records.compression import Compression
 from anabranch.storage.log.config import Durability, LogConfig

@@ -40,6 +40,8 @@ def test_settings_are_set_taken_back_and_changed_item_by_item() -> None:
     assert state.broker_configs == {"1": {"log.retention.ms": "9", "log.cleanup.policy": "delete,compact"}}
     assert alter(state, ("log.retention.ms", DELETE, None), ("log.cleanup.policy", SUBTRACT, "delete")) is None
     assert state.broker_configs == {"1": {"log.cleanup.policy": "compact"}}
+    assert alter(state, ("log.cleanup.policy", SET, " compact," + 60_000 * " ")) is None
+    assert state.broker_configs == {"1": {"log.cleanup.policy": "compact"}}, "in its plain form"
     assert alter(state, ("log.cleanup.policy", DELETE, None), validate=True) is None
     assert state.broker_configs == {"1": {"log.cleanup.policy": "compact"}}
 

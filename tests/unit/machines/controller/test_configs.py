@@ -63,6 +63,7 @@ def test_every_default_is_valid_and_every_config_is_explained(name: str) -> None
         ("min.cleanable.dirty.ratio", "1.1", "a number from 0 to 1"),
         ("min.cleanable.dirty.ratio", "nan", "a number from 0 to 1"),
         ("min.cleanable.dirty.ratio", "half", "a number from 0 to 1"),
+        ("min.cleanable.dirty.ratio", "0." + 60_000 * "0", "a number from 0 to 1 of at most 20 characters"),
         ("durability", "none", "one of inherit, fsync, os"),
         ("message.timestamp.type", "createtime", "one of CreateTime, LogAppendTime"),
         ("min.insync.replicas", "0", "from 1"),
@@ -169,6 +170,27 @@ def test_changes_that_cannot_be_are_refused(
     assert isinstance(reply, Refused)
     assert reply.code is code
     assert cluster.text() == ""
+
+
+LISTED = "  compact" + 60_000 * " " + ",,"
+
+
+def test_a_list_is_stored_in_its_plain_form() -> None:
+    for change in ("create", "set", "append", "replace"):
+        cluster = Cluster(partitions=1)
+        if change == "create":
+            command = CreateTopic("u", UUID(int=77), 1, configs={"cleanup.policy": LISTED, "retention.ms": None})
+            assert isinstance(cluster.submit(lambda state, it=command: decide_create_topic(state, it)), Accepted)
+            assert cluster.state.configs["u"] == {"cleanup.policy": "compact"}
+            continue
+        if change == "replace":
+            given = ReplaceConfigs("t", {"cleanup.policy": LISTED, "retention.ms": None})
+            assert isinstance(cluster.submit(lambda state, it=given: decide_replace_configs(state, it)), Accepted)
+        else:
+            operation = SET if change == "set" else APPEND
+            assert isinstance(alter(cluster, ("cleanup.policy", operation, LISTED)), Accepted)
+        wanted = "delete,compact" if change == "append" else "compact"
+        assert cluster.state.configs["t"] == {"cleanup.policy": wanted}
 
 
 def test_replacing_drops_what_is_not_named() -> None:
