@@ -201,6 +201,52 @@ def test_a_log_that_is_no_file_takes_its_partition_offline(
         broker.kill()
 
 
+@pytest.mark.parametrize("name", ["boot-id", "clean-stop", ".deleted", ".producers"])
+def test_what_is_of_another_kind_is_named_with_what_to_do(killed: Path, tmp_path: Path, name: str) -> None:
+    """A directory in place of a file, and the other way: the sentence named neither the fault nor a remedy."""
+
+    def make_other(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        if name in (".deleted", ".producers"):
+            path.touch()
+        else:
+            path.mkdir()
+
+    data = tmp_path / "data"
+    broker = started(killed, data, name, make_other)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        assert broker.wait() == 1
+        (line,) = broker.said("error")
+        assert line["event"] == "the broker cannot start"
+        assert line["reason"].startswith(f"{data / name} is of another kind than the broker needs (")
+        assert "Move it out of the data directory" in line["reason"]
+        (data / name).rename(tmp_path / "away")
+        broker = BrokerProcess(data).start()
+        with WireClient(broker.port) as client:
+            assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+def test_names_that_are_those_of_no_partition_are_passed_over(killed: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(killed, data)
+    for name in ("foo-\u00b2", "foo-1.producers", "hurt-00", "hurt-0/\u00b2.log", "-1"):
+        (data / name).mkdir()
+    broker = BrokerProcess(data).start()
+    try:
+        with WireClient(broker.port) as client:
+            assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+        (line,) = broker.said("warning", "producers of a removed partition skipped")
+        assert line["file"] == str(data / "foo-1.producers")
+        assert broker.stop() == 0
+        assert not broker.said("error") and not broker.said("raw")
+    finally:
+        broker.kill()
+
+
 @pytest.mark.parametrize("name", ["meta.properties", "metadata.sqlite", "boot-id", "controller-epoch"])
 @pytest.mark.parametrize("change", [pipe, endless, directory, huge, garbage])
 def test_a_start_without_its_small_files_ends_with_a_sentence_or_goes_on(

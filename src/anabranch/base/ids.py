@@ -25,6 +25,11 @@ INTERNAL_TOPICS = frozenset({"__consumer_offsets", INDIVIDUAL_COMMITS_TOPIC, "__
 """The logs of the coordinators."""
 
 
+def is_whole(text: str) -> bool:
+    """Whether a text is a whole number without a sign, in the digits that `int` reads: others are digits, too."""
+    return text.isascii() and text.isdigit()
+
+
 class TopicPartition(NamedTuple):
     """One partition of one topic."""
 
@@ -33,3 +38,11 @@ class TopicPartition(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+    @classmethod
+    def named(cls, text: str) -> TopicPartition | None:
+        """The partition of which this is the text; None for other text, as the names of files may be."""
+        topic, _, number = text.rpartition("-")
+        if not topic or not is_whole(number) or str(int(number)) != number:
+            return None
+        return cls(topic, int(number))

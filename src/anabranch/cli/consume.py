@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from anabranch.base.ids import is_whole
 from anabranch.cli.output import DEFAULT_SERVERS, Servers, note
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def share_of(text: str) -> tuple[int, int]:
 
     wanted = f"'{text}' is no share: use 2/3 for the second of three, or START-END in 0 to {SPACE_END}"
     first, sign, second = text.partition("/" if "/" in text else "-")
-    if not (sign and all(number.isascii() and number.isdigit() and len(number) <= 19 for number in (first, second))):
+    if not (sign and all(is_whole(number) and len(number) <= 19 for number in (first, second))):
         raise typer.BadParameter(wanted)
     start, end = int(first), int(second)
     if sign == "/":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from base64 import urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -67,6 +68,10 @@ SETTING_READ_AGAIN_MS = 1_000
 """How long background work does not notice that its interval was changed."""
 
 
+OF_ANOTHER_KIND = (errno.EISDIR, errno.ENOTDIR, errno.EINVAL)
+"""What a directory in place of a file is answered with, a file in place of a directory, and a pipe or a device."""
+
+
 class StartError(AnabranchError):
     """The broker cannot start; the message gives the reason and the remedy."""
 
@@ -99,6 +104,17 @@ class Broker:
 
     async def start(self) -> None:
         """Start, and return when ready to serve. Raises `AnabranchError` with the reason if the broker cannot start."""
+        try:
+            await self._start()
+        except OSError as error:
+            if error.filename is None or error.errno not in OF_ANOTHER_KIND:
+                raise
+            raise StartError(
+                f"{error.filename2 or error.filename} is of another kind than the broker needs ({error.strerror}). "
+                "Move it out of the data directory, and start the broker again: it makes what is missing."
+            ) from error
+
+    async def _start(self) -> None:
         settings = self.settings
         check_assignors(settings)
         self._descriptors = _share_descriptors(settings)

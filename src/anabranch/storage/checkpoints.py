@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import is_whole
 from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.damage import keep_damaged
@@ -239,7 +240,7 @@ def _load(disk: Disk, path: Path) -> tuple[dict[str, int], str | None]:
     damage = None
     if version not in (WITHOUT_CHECKSUMS, VERSION):
         damage = f"it begins with {version[:20]!r}, not with a version"
-    elif not count.isdigit() or len(lines) != int(count) + 1 or lines[-1]:
+    elif not is_whole(count) or len(lines) != int(count) + 1 or lines[-1]:
         damage = f"it has {max(len(lines) - 1, 0)} whole entries and says {count[:20]!r}"
     offsets: dict[str, int] = {}
     for line in lines:

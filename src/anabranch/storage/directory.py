@@ -176,12 +176,8 @@ class DataDirectory:
 
     def logs(self) -> Sequence[TopicPartition]:
         """The partitions that have a log here."""
-        found = []
-        for name in self._disk.names(self.path):
-            topic, dash, partition = name.rpartition("-")
-            if dash and partition.isdigit():
-                found.append(TopicPartition(topic, int(partition)))
-        return found
+        named = map(TopicPartition.named, self._disk.names(self.path))
+        return [partition for partition in named if partition is not None]
 
     def left_over(self) -> list[Path]:
         """List the logs whose deletion was interrupted; to be removed by `remove_trees`. Blocks; OSError."""

@@ -44,7 +44,7 @@ def test_a_lock_file_that_was_removed_lets_no_second_broker_in(tmp_path: Path) -
 
 def test_logs_are_listed_and_removed_whole(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, Disk())
-    for name in ("a-0", "with-dash-12", "b-1.deleted", "other"):
+    for name in ("a-0", "with-dash-12", "b-1.deleted", "other", "c-\u00b2"):
         (tmp_path / name).mkdir()
     assert directory.logs() == [TopicPartition("a", 0), TopicPartition("with-dash", 12)]
     (tmp_path / ".deleted" / "0").mkdir(parents=True)

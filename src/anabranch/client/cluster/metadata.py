@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
-from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition
+from anabranch.base.ids import NO_LEADER_EPOCH, NO_TOPIC_ID, TopicPartition, is_whole
 from anabranch.client.cluster.connection import ConnectError, Connection, ConnectionSettings, DisconnectedError, Lane
 from anabranch.client.cluster.lineages import Lineages
 from anabranch.machines.clients.fetching import TopicView
@@ -108,7 +108,7 @@ def parse_servers(servers: str | Iterable[str]) -> list[tuple[str, int]]:
         host, colon, port = name.rpartition(":")
         if not colon:
             host, port = name, "9092"
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not is_whole(port) or not 0 < int(port) < 65536:
             raise ValueError(f"bootstrap.servers: '{name}' is not host:port, for example localhost:9092")
         found.append((host.strip("[]"), int(port)))
     if not found:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import is_whole
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.config_values import plain, split, whole
 from anabranch.machines.controller.configs import (
@@ -148,4 +149,4 @@ def broker_of(name: str) -> str | None:
     """The key of a broker's configs by the name of its resource: an id, or no name for all; None for neither."""
     if not name:
         return EVERY_BROKER
-    return name if name.isascii() and name.isdigit() else None
+    return name if is_whole(name) else None

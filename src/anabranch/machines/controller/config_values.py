@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from anabranch.base.ids import is_whole
+
 NUMBER_LENGTH_MAX = 20
 """Characters of a number with a fraction."""
 Validator = Callable[[str], str | None]
@@ -16,7 +18,7 @@ def whole(least: int, most: int) -> Validator:
     def check(value: str) -> str | None:
         wanted = f"a whole number from {least} to {most}"
         digits = value.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
+        if not (is_whole(digits) and len(digits) <= 19):
             return wanted
         return None if least <= int(value) <= most else wanted
 

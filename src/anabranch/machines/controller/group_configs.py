@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import is_whole
 from anabranch.base.limits import CONFIGURED_GROUPS_MAX, GROUP_ID_LENGTH_MAX
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.configs import BrokerSettings, ConfigChange, ConfigOperation, ConfigSource, Synonym
@@ -100,7 +101,7 @@ def decide_alter_group_configs(
         elif change.value is None:
             return _refused(ErrorCode.INVALID_REQUEST, f"The config {change.name!r} needs a value for SET.")
         else:
-            overrides[change.name] = change.value
+            overrides[change.name] = change.value.strip()
     refusal = _refuse(overrides, known)
     if refusal is not None:
         return Decision(reply=refusal)
@@ -116,7 +117,7 @@ def _refuse(overrides: Mapping[str, str], known: Mapping[str, GroupConfig]) -> R
     for name, value in overrides.items():
         config = known[name]
         digits = value.strip()
-        number = int(digits) if len(digits) <= DIGITS_MAX and digits.isascii() and digits.isdigit() else -1
+        number = int(digits) if len(digits) <= DIGITS_MAX and is_whole(digits) else -1
         if not config.least <= number <= config.most:
             return Refused(
                 ErrorCode.INVALID_CONFIG,

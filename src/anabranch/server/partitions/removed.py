@@ -51,7 +51,7 @@ class RemovedPartitions:
     """The producer tables of removed partitions, by name."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
-        """Read the files of the data directory; a damaged one is skipped with a warning. OSError."""
+        """Read the files of the data directory; one that cannot be read is skipped with a warning. OSError."""
         self._path = path
         self._disk = disk
         self._tables: dict[TopicPartition, tuple[UUID, ProducerTable]] = {}
@@ -62,16 +62,15 @@ class RemovedPartitions:
         if disk.exists(path / LONG_NAMES):
             files += [path / LONG_NAMES / name for name in disk.names(path / LONG_NAMES)]
         for file in files:
-            topic, _, number = file.name.removesuffix(SUFFIX).rpartition("-")
-            if not number.isdigit():
+            name = TopicPartition.named(file.name.removesuffix(SUFFIX))
+            if name is None:
                 continue
-            data = disk.read(file)
             try:
+                data = disk.read(file)
                 table = ProducerTable.restore(data[_ID_SIZE:])
-            except DecodeError as error:
+            except (OSError, DecodeError) as error:
                 events.warning("producers of a removed partition skipped", file=file, reason=error)
                 continue
-            name = TopicPartition(topic, int(number))
             self._tables[name] = UUID(bytes=data[:_ID_SIZE]), table
             self._saved.add(name)
 

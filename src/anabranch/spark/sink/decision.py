@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 from zlib import compress, decompress
 
+from anabranch.base.ids import is_whole
 from anabranch.client import PreparedTransaction
 
 METADATA_MAX = 4_000
@@ -106,4 +107,4 @@ def next_decision(
 def piece_count(head: str) -> int:
     """How many pieces a decision has, by the first of them; 1 for other text."""
     fields = head.split(" ", 4)
-    return int(fields[3]) if len(fields) == 5 and fields[3].isdigit() else 1
+    return int(fields[3]) if len(fields) == 5 and is_whole(fields[3]) else 1

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
+from anabranch.base.ids import is_whole
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import Known
@@ -347,7 +348,7 @@ def write_again(file: File, position: int, size: int) -> None:
 def base_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:
     """The base offset in the name of a segment's file; None for another file."""
     stem = name[: -len(suffix)]
-    return int(stem) if name.endswith(suffix) and stem.isdigit() else None
+    return int(stem) if name.endswith(suffix) and is_whole(stem) else None
 
 
 def _tidy(disk: Disk, directory: Path, start: int) -> list[int]:

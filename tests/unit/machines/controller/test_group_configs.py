@@ -48,6 +48,8 @@ def test_configs_are_set_changed_and_deleted() -> None:
         alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000"), ConfigChange(HEARTBEAT_INTERVAL, SET, "2000")) is None
     )
     assert state.group_configs == {"g": {SESSION_TIMEOUT: "50000", HEARTBEAT_INTERVAL: "2000"}}
+    assert alter(state, ConfigChange(SESSION_TIMEOUT, SET, "50000" + 60_000 * " ")) is None
+    assert state.group_configs["g"][SESSION_TIMEOUT] == "50000"
     assert alter(state, ConfigChange(SESSION_TIMEOUT, DELETE, None)) is None
     assert state.group_configs == {"g": {HEARTBEAT_INTERVAL: "2000"}}
     assert alter(state, ConfigChange(HEARTBEAT_INTERVAL, DELETE, None)) is None

@@ -108,6 +108,8 @@ def test_a_damaged_file_and_files_of_others_are_passed_over(removed: RemovedPart
     removed.save(NAME)
     (tmp_path / f"{OTHER}.producers").write_bytes(b"damaged")
     (tmp_path / "no-number.producers").write_bytes(b"")
+    (tmp_path / "no-number-\u00b2.producers").write_bytes(b"")
+    (tmp_path / "directory-1.producers").mkdir()
     (tmp_path / "another-7").mkdir()
     assert len(again(tmp_path)) == 1
 
