@@ -64,6 +64,16 @@ def test_a_marker_of_no_producer_is_refused(wire: WireClient, producer_id: int, 
     assert wire.produce("marked", 0, batch([b"next"])).base_offset == 0, "nothing was written"
 
 
+def test_markers_that_clients_write_again_and_again_take_few_lines(broker: BrokerProcess, wire: WireClient) -> None:
+    event = "markers written for a client"
+    marker = WritableTxnMarker(producer_id=5, producer_epoch=0, transaction_result=True, coordinator_epoch=-1)
+    for _ in range(200):
+        wire.call(WriteTxnMarkersRequest(markers=[]), 1)
+        wire.call(WriteTxnMarkersRequest(markers=[marker]), 1)
+    (said, *more) = broker.said("warning", event)
+    assert said["markers"] >= 1 and len(more) < 5
+
+
 def test_records_of_a_topic_that_is_compacted_only_are_not_deleted(wire: WireClient) -> None:
     """Its last record of a key says what the key is now; Kafka refuses it the same way."""
     for policy, error in (("compact", ErrorCode.POLICY_VIOLATION), ("compact,delete", 0), ("delete", 0)):

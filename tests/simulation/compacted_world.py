@@ -200,7 +200,9 @@ class World:
         self.replicas._threads.shutdown()
         self.replicas._threads = AtOnce()
         self.replicas.in_thread = self.replicas.in_cleaner = self._in_thread  # type: ignore[method-assign]
-        self.compaction = Compaction(self.replicas, self._shape_of, metrics, emptied=lambda topic: None)
+        self.compaction = Compaction(
+            self.replicas, self._shape_of, metrics, emptied=lambda topic: None, clock=self.clock
+        )
         self.order(sorted(self.roles.taken))
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:

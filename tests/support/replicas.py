@@ -114,7 +114,7 @@ class LocalReplicas:
         self.counts: list[int] = []
         self.emptied: list[str] = []
         """The topics of which the upkeep said that a retiring partition is empty."""
-        self.compaction = Compaction(self.replicas, self._shape_of, self.metrics, self.emptied.append)
+        self.compaction = Compaction(self.replicas, self._shape_of, self.metrics, self.emptied.append, self.clock)
 
     def resize(self, count: int, *, survivors: bool = True) -> None:
         """Give every partition its role in the next layout; without `survivors` stop after retiring ones are closed."""

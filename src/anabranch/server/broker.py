@@ -251,7 +251,7 @@ class Broker:
             coordinators={0: groups, 1: transactions},
         )
         self._compaction = Compaction(
-            replicas, partial(_shape_of, view, replicas), metrics, emptied=commands.inspect_retiring
+            replicas, partial(_shape_of, view, replicas), metrics, emptied=commands.inspect_retiring, clock=clock
         )
         self._scrubbing = Scrubbing(
             replicas, metrics, chance, rate=partial(view.setting, "log.scrub.max.bytes.per.second")

@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from heapq import nsmallest
 from itertools import islice
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from anabranch.base.errors import ErrorCode
@@ -41,6 +43,8 @@ ON_THEIR_WAY_MAX = 1_000
 RETRY_S = 0.02
 RETRY_MAX_S = 2.0
 WARNING_INTERVAL_S = 30.0
+NAMED_MAX = 5
+"""Partitions that a line of the log names, and refusals that have a line of their own in an interval."""
 FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED})
 
 
@@ -101,6 +105,7 @@ class Deliveries:
         self._pauses: dict[_Delivery, asyncio.TimerHandle] = {}
         """The ends of the pauses before the next attempts."""
         self._warnings = EventLimit(WARNING_INTERVAL_S)
+        self._refusals = EventLimit(WARNING_INTERVAL_S, NAMED_MAX)
 
     def __len__(self) -> int:
         return len(self._deliveries)
@@ -179,7 +184,7 @@ class Deliveries:
             return
         fields = {
             "transactional_id": decided.transactional_id,
-            "partitions": ",".join(map(str, sorted(left))),
+            "partitions": _in_short(left),
             "suppressed": suppressed,
         }
         if reason is None:
@@ -201,17 +206,24 @@ class Deliveries:
         return [partition for partition in asked if partition not in delivered]
 
     def _is_delivered(self, decided: WriteMarkers, topic: str, number: int, error: ErrorCode) -> bool:
-        if error in FENCED:
+        if error in FENCED and (suppressed := self._refusals.admit(monotonic())) is not None:
             events.error(
                 "marker refused: its partition knows of a later one",
                 transactional_id=decided.transactional_id,
                 partition=f"{topic}-{number}",
                 reason=error.name,
+                suppressed=suppressed,
             )
         if error is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             known = self._view.topic(topic)
             return known is None or not known.exists(number)
         return error is ErrorCode.NONE or error in FENCED
+
+
+def _in_short(partitions: Collection[TopicPartition]) -> str:
+    """Name the first of some partitions, and say how many others there are."""
+    named, more = ",".join(map(str, nsmallest(NAMED_MAX, partitions))), len(partitions) - NAMED_MAX
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def _request(

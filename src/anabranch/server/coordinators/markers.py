@@ -21,13 +21,14 @@ from anabranch.protocol.messages.write_txn_markers import (
 )
 from anabranch.records.batch import end_transaction_marker, parse_header
 from anabranch.runtime.clock import Clock
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.turns import Pace
 from anabranch.server.coordinators.shard_set import ShardSet
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 
 events = EventLogger("markers")
+WARNING_INTERVAL_S = 10.0
 
 AT_A_TIME = 100
 """Partitions to which markers are appended in a turn of the loop, of all requests."""
@@ -41,6 +42,13 @@ class Markers:
         self._clock = clock
         self._groups = groups
         self._pace = Pace(AT_A_TIME)
+        self._by_clients = EventLimit(WARNING_INTERVAL_S)
+
+    def note_client(self, peer: str, count: int) -> None:
+        """Log that a client writes markers, which ends transactions of others."""
+        suppressed = self._by_clients.admit(self._clock.monotonic_ms() / 1000)
+        if suppressed is not None:
+            events.warning("markers written for a client", peer=peer, markers=count, suppressed=suppressed)
 
     async def write_markers(
         self, request: WriteTxnMarkersRequest, *, by_client: bool = False

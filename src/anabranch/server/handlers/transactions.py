@@ -264,7 +264,8 @@ async def handle_write_txn_markers(
     A marker of an epoch that no coordinator has reached is refused: it would fence the coordinator for good. The same
     is true of an epoch that its producer has not, and where it has no open transaction, there is nothing to end.
     """
-    events.warning("markers written for a client", peer=call.peer, markers=len(request.markers))
+    if request.markers:
+        broker.markers.note_client(call.peer, len(request.markers))
     newest = max((shard.partition.leader_epoch for shard in broker.transactions), default=NO_EPOCH)
     results: list[tuple[WritableTxnMarker, list[WritableTxnMarkerResult] | None]] = []
     for place, marker in enumerate(request.markers, 1):

@@ -36,16 +36,18 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
 from anabranch.machines.cleaning import UNLIMITED_MS, Urgency, is_finished, rank
 from anabranch.machines.compaction import family_of, may_fold, relatives
 from anabranch.machines.lineage import NO_CUTS, Cuts, Lineage
+from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.folding import FoldBack
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
-from anabranch.storage.interface import OfflineLogError
+from anabranch.server.partitions.upkeep_failures import UpkeepFailures
 from anabranch.storage.log import cleaner
 from anabranch.storage.log.cleaner import Cleaned, Member
 from anabranch.storage.log.evidence import LogFiles, UnreadableLogError
@@ -85,6 +87,7 @@ class Compaction:
         shape_of: Callable[[str], TopicShape | None],
         metrics: Metrics,
         emptied: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         """`shape_of` finds a topic, None without one; `emptied` is called for a topic with emptied partitions."""
         self._replicas = replicas
@@ -93,7 +96,15 @@ class Compaction:
         count = metrics.counter
         self._runs = count("anabranch_compaction_runs_total", "Cleanings of logs of compacted topics.")
         self._saved = count("anabranch_compaction_bytes_saved_total", "Bytes removed by compaction.")
-        self._failures = count("anabranch_compaction_failures_total", "Logs or topics that could not be compacted.")
+        self._failures: UpkeepFailures[TopicPartition | str] = UpkeepFailures(
+            count("anabranch_compaction_failures_total", "Logs or topics that could not be compacted."),
+            clock,
+            events,
+            on_failure="not compacted",
+            on_success="compacted again",
+        )
+        self._failed: set[TopicPartition | str] = set()
+        """What has failed in this round of a topic."""
         self._folded = count(
             "anabranch_compaction_folded_records_total", "Records of retiring partitions appended to their survivors."
         )
@@ -117,10 +128,16 @@ class Compaction:
             _, topic = heappop(topics)
             with self._noting_failures(topic):
                 await self.run_topic(topic)
+            self._note_success(topic)
             await asyncio.sleep(0)
+        self._failures.forget(self._is_gone)
+
+    def _is_gone(self, name: TopicPartition | str) -> bool:
+        return not self._replicas.of_topic(name) if isinstance(name, str) else self._replicas.get(*name) is None
 
     async def run_topic(self, topic: str) -> None:
         """Do one round for a topic. A partition that fails does not end the round of the others."""
+        self._failed.clear()
         partitions = self._replicas.of_topic(topic)
         await self._finish_segments(topic, partitions)
         due: list[tuple[tuple[bool, float, float], int]] = []
@@ -138,16 +155,21 @@ class Compaction:
         await self._fold_all(topic, partitions)
 
     @contextlib.contextmanager
-    def _noting_failures(self, name: object) -> Iterator[None]:
-        """Log and count what fails of a partition or a topic, also a defect: it concerns no other."""
+    def _noting_failures(self, name: TopicPartition | str) -> Iterator[None]:
+        """Note what fails of a partition or a topic, also a defect: it concerns no other."""
         try:
             yield
-        except (OSError, OfflineLogError) as error:
-            self._failures.add()
-            events.warning("not compacted", partition=name, reason=error)
         except Exception as error:
-            self._failures.add()
-            events.error("not compacted", partition=name, exception=error)
+            self._note_failure(name, error)
+
+    def _note_failure(self, name: TopicPartition | str, error: Exception) -> None:
+        self._failed.add(name)
+        self._failures.failed(name, error)
+
+    def _note_success(self, name: TopicPartition | str) -> None:
+        """Note that a partition or a topic has had its round, unless a part of that has failed."""
+        if name not in self._failed:
+            self._failures.succeeded(name)
 
     def _urgency(self, partition: Partition) -> Urgency | None:
         """How urgent the cleaning of a log is, by what is synced. OSError."""
@@ -227,6 +249,7 @@ class Compaction:
             if subject is not None:
                 with self._noting_failures(subject.name):
                     await self._clean_if_due(subject, points)
+                self._note_success(subject.name)
             await asyncio.sleep(0)
 
     async def _clean_if_due(self, subject: Partition, points: Mapping[Partition, int]) -> None:
@@ -241,8 +264,7 @@ class Compaction:
             except UnreadableLogError as error:
                 if error.partition == subject.name.partition:
                     raise
-                self._failures.add()
-                events.warning("not compacted", partition=error.partition, reason=error)
+                self._note_failure(TopicPartition(subject.name.topic, error.partition), error)
                 family = [each for each in family if each.name.partition != error.partition]
                 complete = False
             else:

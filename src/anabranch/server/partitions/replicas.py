@@ -87,7 +87,13 @@ class Replicas:
         self.age = PatientTime(clock)
         """The time by which records are old."""
         self._metrics = metrics
-        self._upkeep_failures = UpkeepFailures(metrics, clock)
+        self._upkeep_failures: UpkeepFailures[TopicPartition] = UpkeepFailures(
+            metrics.counter("anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."),
+            clock,
+            events,
+            on_failure="retention or producer snapshot failed",
+            on_success="retention and producer snapshots go on",
+        )
         self._settings_of = settings_of
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -22,6 +23,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.server.cluster.feed import everything
 from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.deliveries import (
+    NAMED_MAX,
     ON_THEIR_WAY_MAX,
     RETRY_MAX_S,
     RETRY_S,
@@ -217,3 +219,34 @@ def test_a_delivery_that_waits_to_try_again_holds_no_other_up() -> None:
     found = written_when_delivered(leaders, refused, *(large(f"t{number}", 1) for number in range(10)))
     assert [*found][-1] == "refused"
     assert found["t9"] < 5_000
+def test_markers_of_many_partitions_that_are_not_written_take_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    many = replace(DECIDED, partitions=frozenset(TopicPartition("t", number) for number in range(10_000)))
+    leaders = Leaders(lambda number, attempt: ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    async def story() -> None:
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
+        deliveries.begin(many, 5, lambda: None)
+        await asyncio.sleep(5)
+        deliveries.cancel()
+        await asyncio.sleep(0.1)
+
+    run(story(), 1)
+    (line,) = [it for it in caplog.records if "not written yet" in it.getMessage()]
+    fields = line.anabranch_fields  # type: ignore[attr-defined]
+    assert fields["partitions"] == "t-0,t-1,t-2,t-3,t-4 and 9995 more"
+
+
+def test_markers_that_many_partitions_refuse_take_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    many = replace(DECIDED, partitions=frozenset(TopicPartition("t", number) for number in range(1_000)))
+    leaders = Leaders(lambda number, attempt: ErrorCode.INVALID_PRODUCER_EPOCH)
+
+    async def story() -> bool:
+        delivered: list[bool] = []
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
+        for number in range(3):
+            deliveries.begin(replace(many, producer_id=number), 5, lambda: delivered.append(True))
+        await asyncio.sleep(5)
+        return len(delivered) == 3
+
+    assert run(story(), 1)
+    assert len([it for it in caplog.records if "marker refused" in it.getMessage()]) == NAMED_MAX

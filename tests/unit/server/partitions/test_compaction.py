@@ -244,7 +244,7 @@ def test_a_defect_in_the_upkeep_of_one_partition_is_logged_and_counted_and_ends_
     local.close()
 
 
-def test_a_log_whose_cleaner_checkpoint_cannot_be_read_is_reported_in_every_round_until_it_is_compacted(
+def test_a_log_whose_cleaner_checkpoint_cannot_be_read_is_reported_until_it_is_compacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     local = compacted(tmp_path)
@@ -264,7 +264,7 @@ def test_a_log_whose_cleaner_checkpoint_cannot_be_read_is_reported_in_every_roun
     assert local[0].log.size == sizes[0] and local[1].log.size < sizes[1]
     assert local.metrics.counter("anabranch_compaction_failures_total", "").value == 2
     told = [record.__dict__["anabranch_fields"] for record in caplog.records if record.message == "not compacted"]
-    assert [str(each["partition"]) for each in told] == [f"{TOPIC}-0"] * 2
+    assert [str(each["partition"]) for each in told] == [f"{TOPIC}-0"]
     assert str(damaged) in str(told[0]["reason"])
     local.runner.run(local.compaction.run())
     assert local[0].log.size < sizes[0]
@@ -280,6 +280,35 @@ def _unless(damaged: Path, work: Callable[..., Any]) -> Callable[..., Any]:
         return work(path, *rest)
 
     return refuse
+
+
+def test_a_log_that_goes_on_failing_is_named_once_and_again_when_it_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = compacted(tmp_path)
+    local.resize(1)
+    for _ in range(5):
+        data = make_keyed_batch([(b"key", b"value")])
+        local[0].append(data, parse_header(data), NOW_MS)
+    local.sync(0)
+    caplog.set_level("INFO")
+
+    def fail(_: Cleaning) -> list[Cleaned]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def said() -> list[tuple[str, str]]:
+        return [(it.levelname, it.getMessage()) for it in caplog.records if "compacted" in it.getMessage()]
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Cleaning, "run", fail)
+        for _ in range(3):
+            local.runner.run(local.compaction.run())
+    assert said() == [("WARNING", "not compacted")]
+    assert local.metrics.counter("anabranch_compaction_failures_total", "").value == 3
+    for _ in range(2):
+        local.runner.run(local.compaction.run())
+    assert said()[1:] == [("INFO", "compacted"), ("INFO", "compacted again")]
+    local.close()
 
 
 # -- families ----------------------------------------------------------------------------------------------------------

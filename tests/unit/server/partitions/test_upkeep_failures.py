@@ -7,6 +7,7 @@ import errno
 import pytest
 
 from anabranch.base.ids import TopicPartition
+from anabranch.runtime.events import EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.upkeep_failures import LINES_INTERVAL_S, LINES_MAX, UpkeepFailures
 from tests.support.replicas import SetClock
@@ -20,7 +21,10 @@ class Rig:
         caplog.set_level("INFO")
         self._caplog = caplog
         self.metrics, self.clock = Metrics(), SetClock()
-        self.failures = UpkeepFailures(self.metrics, self.clock)
+        self.counter = self.metrics.counter("failures", "")
+        self.failures: UpkeepFailures[TopicPartition] = UpkeepFailures(
+            self.counter, self.clock, EventLogger("upkeep"), on_failure="it fails", on_success="it goes on"
+        )
 
     def said(self) -> list[str]:
         """The levels of the lines since the last call."""
@@ -30,7 +34,7 @@ class Rig:
 
     @property
     def count(self) -> float:
-        return self.metrics.counter("anabranch_upkeep_failures_total", "").value
+        return self.counter.value
 
 
 @pytest.fixture
