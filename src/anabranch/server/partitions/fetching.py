@@ -29,7 +29,7 @@ from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
 from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
-from anabranch.server.partitions.partition import Partition, events
+from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice
 
@@ -303,7 +303,7 @@ class Fetch:
         if isinstance(failure, FilterRefusedError):
             return self._refuse(read.target, partition, failure.code)
         if isinstance(failure, DecodeError):
-            events.warning("records not filtered", partition=partition.name, reason=failure)
+            partition.failed("records not filtered", failure)
             return self._refuse(read.target, partition, ErrorCode.CORRUPT_MESSAGE)
         if isinstance(failure, OSError):
             partition.storage_failed(failure)

@@ -12,13 +12,11 @@ from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.records.timestamps import first_at_or_after, first_of_max
-from anabranch.runtime.events import EventLogger
 from anabranch.runtime.mapped import read_in
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, fetched
 
-events = EventLogger("offsets")
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3
 EARLIEST_LOCAL = -4
 """The first offset on this broker's disk; lower numbers refer to offsets in tiered storage."""
@@ -71,7 +69,7 @@ async def list_offset(
     try:
         return await _find(partition, timestamp, checks, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as failure:
-        events.error("timestamps not read", partition=partition.name, reason=failure)
+        partition.failed("timestamps not read", failure)
         return ErrorCode.KAFKA_STORAGE_ERROR
 
 
@@ -104,7 +102,7 @@ async def next_record(partition: Partition, offset: int) -> int | None:
         found = await fetched(partition.log.next_record(offset, partition.table.aborted.is_void))
         return None if offset < partition.log.log_start else found
     except (OSError, OfflineLogError, DecodeError) as failure:
-        events.error("next record not found", partition=partition.name, offset=offset, reason=failure)
+        partition.failed("next record not found", failure)
         return None
 
 

@@ -152,12 +152,15 @@ class Partition:
 
     def storage_failed(self, error: OSError) -> None:
         """Log that the disk refused an append or a read, at most every FAILURE_INTERVAL_S seconds."""
-        if error.errno == errno.EMFILE:  # Of all logs alike: said once, where files are opened.
-            return
+        if error.errno != errno.EMFILE:  # Of all logs alike: said once, where files are opened.
+            self.failed("append refused by the disk", error)
+
+    def failed(self, event: str, error: Exception) -> None:
+        """Log that the log could not be read or written, at most every FAILURE_INTERVAL_S: clients ask ever again."""
         self._failures = self._failures or EventLimit(FAILURE_INTERVAL_S)
         suppressed = self._failures.admit(time.monotonic())
         if suppressed is not None:
-            events.error("append refused by the disk", partition=self.name, reason=error, suppressed=suppressed)
+            events.error(event, partition=self.name, reason=error, suppressed=suppressed)
 
     def high_watermark_moved(self) -> None:
         """A sync is done: call the watchers, as more records may be read."""

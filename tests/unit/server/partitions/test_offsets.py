@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -53,6 +55,23 @@ def listed(
 
 def deleted(local: LocalReplicas, before: int) -> int | ErrorCode:
     return local.runner.run(delete_records(local[0], before))
+
+
+def test_a_log_that_cannot_be_read_is_named_once_however_often_clients_ask(
+    local: LocalReplicas, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(local, 1_000)
+    local.sync(0)
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    for method in ("batch_for_timestamp", "next_record"):
+        monkeypatch.setattr(type(local[0].log), method, fail)
+    for _ in range(20):
+        assert listed(local, 1_001) is ErrorCode.KAFKA_STORAGE_ERROR
+        assert local.runner.run(next_record(local[0], 0)) is None
+    assert [record.getMessage() for record in caplog.records] == ["timestamps not read"]
 
 
 def test_an_empty_log_has_ends_and_no_times(local: LocalReplicas) -> None:
