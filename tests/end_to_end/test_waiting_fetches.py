@@ -85,7 +85,7 @@ def test_a_fetch_that_waits_keeps_no_memory_that_other_large_requests_need(tmp_p
     with running(tmp_path, **{"queued.max.decoded.bytes": MIB}) as broker, ExitStack() as clients:
         reader, producer = (clients.enter_context(WireClient(broker.port, 20)) for _ in range(2))
         asked = reader.fetch_request(reader.create("quiet", 1), {0: 0}, wait_ms=NEVER_MS)
-        asked.rack_id = "r" * 100_000
+        asked.unknown_tags = {99: bytes(100_000)}
         sent = reader.send(asked, 17)
         until(lambda: broker.metrics()["anabranch_fetch_bytes"] > 0)
         names = [MetadataRequestTopic(name=f"unknown-topic-{it}") for it in range(2_000)]

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from anabranch.base.errors import DecodeError
-from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
+from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX, STRING_SIZE_MAX
 from anabranch.protocol.frames import decode_request, decode_request_into, encode_request
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -356,7 +356,7 @@ class Served:
 
 def listing(number: int, size: int = 0) -> bytes:
     """A request that only reads, and is decoded in a thread where it has `size`."""
-    request = ListGroupsRequest(states_filter=[str(number), "x" * min(size, 30_000), "x" * size])
+    request = ListGroupsRequest(states_filter=[str(number), *["x" * min(size, 30_000)] * 2])
     return b"".join(bytes(part) for part in encode_request(request, 4, number, "a client"))
 
 
@@ -435,7 +435,7 @@ def test_no_write_is_dropped_when_the_peer_has_hung_up_however_large() -> None:
 
 def large(number: int) -> bytes:
     """A request that is decoded in a thread."""
-    request = HeartbeatRequest(group_id="g" * LARGE_REQUEST_SIZE, generation_id=number, member_id="m")
+    request = HeartbeatRequest(group_id="g" * STRING_SIZE_MAX, generation_id=number, member_id="m")
     return b"".join(bytes(part) for part in encode_request(request, VERSION, number, "a client"))
 
 
@@ -532,7 +532,7 @@ def test_a_large_request_in_a_coordinator_s_line_counts_until_its_turn_is_over(a
         client = Client(lambda broker, request, call: turns.take(decided))
         service = client.connection._service
         cast(dict[int, Endpoint], service.endpoints)[api_key] = service.endpoints[HEARTBEAT]
-        beat = ConsumerGroupHeartbeatRequest(group_id="g" * LARGE_REQUEST_SIZE, member_id="m", member_epoch=1)
+        beat = ConsumerGroupHeartbeatRequest(group_id="g" * STRING_SIZE_MAX, member_id="m", member_epoch=1)
         parts = encode_request(beat, 1, 1, "a client")
         await client.send(large(1) if api_key == HEARTBEAT else b"".join(map(bytes, parts)))
         await until(lambda: turns.busy)
