@@ -323,11 +323,16 @@ async def test_a_prepared_transaction_is_ended_by_another_client(broker: BrokerP
             await producer.send("t", b"dropped")
             dropped = await producer.prepare_transaction()
             assert dropped is not None
+        name, before_ms = dropped.transactional_id, time.time() * 1000
+        open_ = (await admin.describe_transactions([name, "nobody's"])).popitem()[1]
+        assert open_[:4] == (name, "Ongoing", dropped.producer_id, dropped.producer_epoch)
+        assert abs(open_.started_ms - before_ms) < 60_000 and open_.timeout_ms == 60_000
         async with producer_of(broker) as producer:
             await producer.init_transactions()
             with pytest.raises(ApiError) as fenced:
                 await admin.end_transaction(dropped, commit=True)
             assert fenced.value.code in FENCED
+            assert (await admin.describe_transactions(name))[name].state != "Ongoing"
             async with producer.transaction():
                 await producer.send("t", b"last")
     until_committed(client, "t", [b"kept", b"last"])

@@ -13,6 +13,7 @@ from anabranch.client.admin.admin import (
 )
 from anabranch.client.admin.groups import GroupDescription, GroupListing, MemberDescription, WaitedOn, WaitingPartition
 from anabranch.client.admin.slices import HeldSlices
+from anabranch.client.admin.transactions import TransactionDescription
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.metadata import ClusterInfo, Node, OffsetAndTimestamp, PartitionInfo, TopicInfo
 from anabranch.client.consumer.consumer import Consumer
@@ -102,6 +103,7 @@ __all__ = [
     "TopicInfo",
     "TopicPartition",
     "TopicSpec",
+    "TransactionDescription",
     "WaitedOn",
     "WaitingPartition",
 ]

@@ -285,6 +285,7 @@ class Admin(_Synchronous[aio.Admin]):
     alter_group_offsets = _awaited(aio.Admin.alter_group_offsets)
     delete_group_offsets = _awaited(aio.Admin.delete_group_offsets)
     end_transaction = _awaited(aio.Admin.end_transaction)
+    describe_transactions = _awaited(aio.Admin.describe_transactions)
 
 
 class Consumer(_Synchronous[aio.Consumer]):

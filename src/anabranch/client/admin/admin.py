@@ -13,6 +13,8 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.groups import GroupAdmin
 from anabranch.client.admin.load import describe_load
 from anabranch.client.admin.slices import HeldSlices, describe_slices
+from anabranch.client.admin.transactions import TransactionDescription, description_of
+from anabranch.client.cluster.coordinator import TRANSACTION, Coordinator
 from anabranch.client.cluster.metadata import (
     TOPIC_RESOURCE,
     Cluster,
@@ -38,6 +40,7 @@ from anabranch.protocol.messages.delete_records import (
 )
 from anabranch.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -449,6 +452,23 @@ class Admin(GroupAdmin):
             request_timeout_ms=self._timeout_ms,
             max_block_ms=self._api_timeout_ms,
         )
+
+    async def describe_transactions(self, transactional_ids: str | Iterable[str]) -> dict[str, TransactionDescription]:
+        """Describe the newest transactions of transactional ids; ids that their coordinators do not know are left out.
+
+        Raises `ApiError` UNSUPPORTED_VERSION for a broker older than Apache Kafka 3.0.
+        """
+        found: dict[str, TransactionDescription] = {}
+        for name in [transactional_ids] if isinstance(transactional_ids, str) else transactional_ids:
+            response = await self._ask(
+                Coordinator(self._cluster, name, TRANSACTION),
+                DescribeTransactionsRequest(transactional_ids=[name]),
+                lambda response: [each.error_code for each in response.transaction_states],
+            )
+            described = description_of(response.transaction_states[0])
+            if described is not None:
+                found[name] = described
+        return found
 
     async def describe_cluster(self) -> ClusterInfo:
         """Return the brokers and the controller."""
