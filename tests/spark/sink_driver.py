@@ -27,7 +27,7 @@ from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin
 from anabranch.demo.session import local_session
 from anabranch.spark import register
-from anabranch.spark.sink.decision import Decision
+from anabranch.spark.sink.decision import Decision, Names
 from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.writer import BATCH_ID, StreamWriter, TaskWritten
 from anabranch.spark.source import AnabranchDataSource
@@ -89,7 +89,7 @@ class StoppingWriter(StreamWriter):
         self._task_reaches("task-prepared")
         return written
 
-    def decide(self, admin: Admin, query: str, topic: str, made: Decision) -> None:
+    def decide(self, admin: Admin, query: Names, topic: str, made: Decision) -> None:
         """Stop before, or after."""
         self._reaches("prepared")
         super().decide(admin, query, topic, made)

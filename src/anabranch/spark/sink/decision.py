@@ -1,22 +1,24 @@
-"""What a replayed micro-batch finds, and what a task then does: pure.
+"""What an attempt of a micro-batch finds, and what its tasks then do: pure.
 
 A micro-batch is replayed when the driver died, or failed, before Spark had noted its end. Its tasks may have prepared
 their transactions, and the driver may have committed some of them. Two things are durable, in consumer groups that
 have no members, so that every broker can keep them:
 
-    decision   committed metadata of the group PREFIX-QUERY: the number of the micro-batch, and all of its transactions.
-               It is written before the first of them is committed.
-    mark       committed offset of the group PREFIX-QUERY-TASK, written within the task's own transaction: the number of
-               the micro-batch after the newest of which this task's rows are in the topic.
+    decision   committed metadata of a group of the query: the number of the micro-batch, the digest of its rows, and
+               all of its transactions. It is written before the first of them is committed.
+    mark       committed offset of a group of the task, written within the task's own transaction: the number of the
+               micro-batch after the newest of which this task's rows are in the topic.
 
     no decision for the micro-batch  ->  nothing of it is visible; a new producer aborts what was prepared, and writes
     a decision, transaction open     ->  commit it: the rows are those of the first attempt, whatever they are now
     a decision without this task     ->  nothing to do: the first attempt was divided in another way
     a decision, committed            ->  nothing to do
     a decision, but it was aborted   ->  it had timed out before it could be committed: write the rows again
+    a decision for other rows        ->  refuse: Spark has planned the number anew, from an older checkpoint
+    a later decision, or mark        ->  refuse: so it has this one
 
-The mark tells the last two apart, and settles it where two drivers run at the same time: what the older one commits
-after the newer one has begun is fenced, and what it has committed before is marked.
+The mark tells "committed" and "aborted" apart, and settles it where two drivers run at the same time: what the older
+one commits after the newer one has begun is fenced, and what it has committed before is marked.
 """
 
 from __future__ import annotations
@@ -29,11 +31,49 @@ from typing import TypeGuard
 from zlib import compress, decompress
 
 from anabranch.base.ids import is_whole
-from anabranch.client import PreparedTransaction
+from anabranch.client import PreparedTransaction, TransactionDescription
 
 METADATA_MAX = 4_000
 """Characters of metadata that a committed offset can carry; brokers accept 4,096 (`offset.metadata.max.bytes`)."""
-VERSION = 1
+VERSION = 2
+WITHOUT_DIGEST = 1
+"""The version of decisions that hold transactions alone."""
+OPEN = "Ongoing"
+ROOM_MAX_MS = 10_000
+"""How long before its timeout a transaction is no longer relied on: a decision and its commits take some time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The groups and transactional ids of a query. Queries that write to different topics share none."""
+
+    prefix: str
+    query: str
+    topic: str | None
+    """The topic of all rows; None if a column names it."""
+
+    def decision(self, piece: int = 0) -> str:
+        """Return the group that keeps a piece of the decision."""
+        return self._named(f".{piece}" if piece else "")
+
+    def task(self, number: int) -> str:
+        """Return the transactional id of a task, which is also the group that keeps its mark."""
+        return self._named(f"-{number}")
+
+    def _named(self, part: str) -> str:
+        return f"{self.prefix}-{self.query}{part}{'' if self.topic is None else f':{self.topic}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What two attempts of a micro-batch have in common, however their rows are divided among tasks."""
+
+    rows: int = 0
+    keys: int = 0
+    """The sum of the keys' hashes."""
+
+    def __add__(self, other: Digest) -> Digest:
+        return Digest(self.rows + other.rows, self.keys + other.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +82,49 @@ class Decision:
 
     batch_id: int
     transactions: Mapping[int, PreparedTransaction]
+    digest: Digest | None = None
+    """That of all its rows; None in a decision of an older version."""
 
 
 class DecisionError(ValueError):
     """A decision that cannot be read."""
 
 
-def to_metadata(decision: Decision, prefix: str) -> list[str]:
-    """Write a decision as pieces of metadata, all of which are needed to read it; `prefix` is that of its ids."""
+def to_metadata(decision: Decision, names: Names) -> list[str]:
+    """Write a decision as pieces of metadata, all of which are needed to read it."""
+    assert decision.digest is not None
     entries = [[task, each.producer_id, each.producer_epoch] for task, each in sorted(decision.transactions.items())]
     for task, each in decision.transactions.items():
-        assert each.transactional_id == f"{prefix}-{task}"
-    text = b85encode(compress(json.dumps(entries, separators=(",", ":")).encode(), 9)).decode()
+        assert each.transactional_id == names.task(task)
+    body = [decision.digest.rows, decision.digest.keys, entries]
+    text = b85encode(compress(json.dumps(body, separators=(",", ":")).encode(), 9)).decode()
     size = METADATA_MAX - 64
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     return [f"{VERSION} {decision.batch_id} {number} {len(parts)} {part}" for number, part in enumerate(parts)]
 
 
-def from_metadata(pieces: Iterable[str], prefix: str) -> Decision | None:
+def from_metadata(pieces: Iterable[str], names: Names) -> Decision | None:
     """Read a decision; None if pieces of it are missing. Raises `DecisionError` for other text."""
-    found: dict[int, tuple[int, int, str]] = {}
+    found: dict[int, tuple[int, int, int, str]] = {}
     try:
         for piece in pieces:
             version, batch, number, count, text = piece.split(" ", 4)
-            if int(version) != VERSION:
+            if int(version) not in (VERSION, WITHOUT_DIGEST):
                 raise DecisionError(f"it is of version {version}, and this is version {VERSION}")
-            found[int(number)] = int(batch), int(count), text
+            found[int(number)] = int(batch), int(version), int(count), text
         if 0 not in found:
             return None
-        batch_id, parts, _ = found[0]
+        batch_id, version_, parts, _ = found[0]
         if any(found.get(number, (None,))[0] != batch_id for number in range(parts)):
             return None
-        entries = json.loads(decompress(b85decode("".join(found[number][2] for number in range(parts)))))
-        transactions = {task: PreparedTransaction(f"{prefix}-{task}", pid, epoch) for task, pid, epoch in entries}
+        body = json.loads(decompress(b85decode("".join(found[number][3] for number in range(parts)))))
+        digest, entries = (None, body) if version_ == WITHOUT_DIGEST else (Digest(*body[:2]), body[2])
+        transactions = {task: PreparedTransaction(names.task(task), pid, epoch) for task, pid, epoch in entries}
     except DecisionError:
         raise
     except Exception as error:
         raise DecisionError(f"it cannot be read ({error})") from error
-    return Decision(batch_id, transactions)
+    return Decision(batch_id, transactions, digest)
 
 
 def is_decided(decision: Decision | None, batch_id: int) -> TypeGuard[Decision]:
@@ -89,11 +134,22 @@ def is_decided(decision: Decision | None, batch_id: int) -> TypeGuard[Decision]:
 
 def is_marked(mark: int | None, batch_id: int) -> bool:
     """Whether a task's rows of a micro-batch are in the topic."""
-    return mark is not None and mark > batch_id
+    return mark == batch_id + 1
+
+
+def later_batch(decision: Decision | None, mark: int | None, batch_id: int) -> int | None:
+    """Return the micro-batch behind this one that the topic holds already; None if it holds none."""
+    newest = max(-1 if decision is None else decision.batch_id, -1 if mark is None else mark - 1)
+    return newest if newest > batch_id else None
+
+
+def has_other_rows(decision: Decision | None, batch_id: int, digest: Digest) -> bool:
+    """Whether a micro-batch was decided with other rows than it has now."""
+    return is_decided(decision, batch_id) and decision.digest not in (None, digest)
 
 
 def next_decision(
-    before: Decision | None, batch_id: int, prepared: Mapping[int, PreparedTransaction]
+    before: Decision | None, batch_id: int, prepared: Mapping[int, PreparedTransaction], digest: Digest
 ) -> tuple[Decision, tuple[PreparedTransaction, ...]]:
     """Return the decision to make, and of the one before those transactions of this micro-batch that nobody replaced.
 
@@ -101,7 +157,29 @@ def next_decision(
     """
     known = before.transactions if is_decided(before, batch_id) else {}
     left = tuple(each for task, each in sorted(known.items()) if task not in prepared)
-    return Decision(batch_id, {**known, **prepared}), left
+    return Decision(batch_id, {**known, **prepared}, digest), left
+
+
+def undecided(
+    decision: Decision | None, batch_id: int, prepared: Mapping[int, PreparedTransaction]
+) -> tuple[PreparedTransaction, ...]:
+    """Return the transactions of an attempt, by task, that the decision for its micro-batch does not hold."""
+    held = decision.transactions if is_decided(decision, batch_id) else {}
+    return tuple(each for task, each in sorted(prepared.items()) if held.get(task) != each)
+
+
+def is_open(prepared: PreparedTransaction, found: TransactionDescription | None, now_ms: int) -> bool:
+    """Whether a transaction can still be committed, by what its coordinator says of its transactional id.
+
+    A coordinator looks for timeouts now and then, so close to one its answer is not enough. Where `now_ms` is far from
+    one, the answer counts: the clocks of this machine and of the coordinator may differ.
+    """
+    if found is None or found.state != OPEN:
+        return False
+    if (found.producer_id, found.producer_epoch) != (prepared.producer_id, prepared.producer_epoch):
+        return False
+    left_ms = found.started_ms + found.timeout_ms - now_ms
+    return abs(left_ms) > min(ROOM_MAX_MS, found.timeout_ms // 10)
 
 
 def piece_count(head: str) -> int:

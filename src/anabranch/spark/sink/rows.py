@@ -27,7 +27,9 @@ from pyspark.sql.types import (
 )
 
 from anabranch.base.errors import AnabranchError
+from anabranch.records.arrow.encode import hash_keys
 from anabranch.spark.options import OptionError
+from anabranch.spark.sink.decision import Digest
 
 TEXT_OR_BYTES: tuple[type[DataType], ...] = (BinaryType, StringType, VarcharType)
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -91,6 +93,11 @@ def parts(
         numbers = _taken(rows.column("partition"), of_topic) if "partition" in names else None
         for partition, of_partition in _split(numbers):
             yield topic or str(name), partition, _taken(chosen, of_partition)
+
+
+def digest_of(rows: pa.RecordBatch, names: tuple[str, ...]) -> Digest:
+    """Return the digest of rows, which does not depend on their order."""
+    return Digest(rows.num_rows, int(hash_keys(rows.column("key")).sum(dtype=np.int64)) if "key" in names else 0)
 
 
 def _split(column: Any) -> Iterator[tuple[Any, Any]]:

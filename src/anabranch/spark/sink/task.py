@@ -1,8 +1,8 @@
 """One task: its rows, in one transaction, prepared for the driver to commit.
 
 The producer of an earlier attempt is fenced when this one begins, and its transaction aborted, unless it was decided:
-then it is committed, and the task has nothing to write (`decision`). A worker process keeps its connections to brokers
-from task to task.
+then it is committed, and the task has nothing to write (`decision`). It reads its rows all the same: their digest says
+whether they are those of the decision. A worker process keeps its connections to brokers from task to task.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from anabranch.client.sync import Admin, Producer
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
 
+NO_ROWS = decision.Digest()
+
+
+class SinkError(AnabranchError):
+    """A micro-batch that was not written; the message says why, and what of it is visible."""
+
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
@@ -31,9 +37,9 @@ class Attempt:
     batch_id: int
     task: int
 
-    def transactional_id(self, options: SinkOptions) -> str:
-        """The transactional id of the task, and the name of the group that keeps its mark."""
-        return f"{group_of(options, self.query)}-{self.task}"
+    def names(self, options: SinkOptions) -> decision.Names:
+        """The groups and transactional ids of the query."""
+        return decision.Names(options.prefix, self.query, options.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +51,8 @@ class Written:
     """One that was written to; empty without rows."""
     prepared: PreparedTransaction | None = None
     """None if there is nothing to commit: no rows, or they are committed."""
-
-
-def group_of(options: SinkOptions, query: str) -> str:
-    """The name of the group that keeps the decisions of a query."""
-    return f"{options.prefix}-{query}"
+    digest: decision.Digest = NO_ROWS
+    """That of all rows of the task, also of those that an earlier attempt has written."""
 
 
 def write(options: SinkOptions, names: tuple[str, ...], attempt: Attempt, batches: Iterable[pa.RecordBatch]) -> Written:
@@ -59,38 +62,88 @@ def write(options: SinkOptions, names: tuple[str, ...], attempt: Attempt, batche
             _send(producer, options, names, batches)
         return Written(attempt)
     admin = admin_of(options.servers, os.getpid())
-    decided = decided_in(admin, options, attempt.query)
+    query = attempt.names(options)
+    transactional_id = query.task(attempt.task)
+    decided = decided_in(admin, query)
+    refuse_older(query, attempt.batch_id, decided)
     if decision.is_decided(decided, attempt.batch_id):
         mine = decided.transactions.get(attempt.task)
         if mine is None or ended(admin, mine, commit=True):
-            return Written(attempt)
-    transactional_id = attempt.transactional_id(options)
+            return Written(attempt, digest=_digest(names, batches))
     with Producer(options.servers, transactional_id=transactional_id, **options.producer) as producer:
         producer.init_transactions()
-        if decision.is_marked(_mark(admin, transactional_id), attempt.batch_id):
-            return Written(attempt)
+        mark = _mark(admin, transactional_id)
+        refuse_older(query, attempt.batch_id, decided, mark)
+        if decision.is_marked(mark, attempt.batch_id):
+            return Written(attempt, digest=_digest(names, batches))
         producer.begin_transaction()
-        topic = _send(producer, options, names, batches)
+        topic, digest = _send(producer, options, names, batches)
         if not topic:
             producer.abort_transaction()
             return Written(attempt)
         producer.send_offsets_to_transaction({(topic, 0): attempt.batch_id + 1}, transactional_id)
-        return Written(attempt, topic, producer.prepare_transaction())
+        return Written(attempt, topic, producer.prepare_transaction(), digest)
 
 
-def _send(producer: Producer, options: SinkOptions, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> str:
-    """Hand over all rows; return a topic of them, empty without any."""
-    topic = ""
+def refuse_older(
+    query: decision.Names, batch_id: int, decided: decision.Decision | None, mark: int | None = None
+) -> None:
+    """Raise `SinkError` for a micro-batch behind which the topic holds a later one."""
+    later = decision.later_batch(decided, mark, batch_id)
+    if later is not None:
+        raise SinkError(
+            f"{_held(query)} micro-batch {later} of this query already, and this is micro-batch {batch_id}: the "
+            "checkpoint is older, as a backup or a second convert-checkpoint is, or another query has run with a copy "
+            f"of it. Nothing was written. {_ways_on(batch_id, later)}"
+        )
+
+
+def refuse_other(
+    query: decision.Names, batch_id: int, decided: decision.Decision | None, digest: decision.Digest
+) -> None:
+    """Raise `SinkError` for a micro-batch that was decided with other rows."""
+    if decision.has_other_rows(decided, batch_id, digest):
+        assert decided is not None and decided.digest is not None
+        raise SinkError(
+            f"{_held(query)} micro-batch {batch_id} of this query already, with {decided.digest.rows} rows, and now it "
+            f"has {digest.rows}, or others: Spark has planned it anew, as from a backup of the checkpoint or one with "
+            "its last files deleted, or the rows of the query depend on more than its sources. None of these rows was "
+            f"written. {_ways_on(batch_id, batch_id)}"
+        )
+
+
+def _held(query: decision.Names) -> str:
+    return "The topics that are written hold" if query.topic is None else f"Topic {query.topic} holds"
+
+
+def _ways_on(first: int, last: int) -> str:
+    twice = f"micro-batch {first}" if first == last else f"micro-batches {first} to {last}"
+    return (
+        "Go on with the newest checkpoint; or set transactionalIdPrefix to a new name, to write on from here: then no "
+        f"row is missing, and the rows of {twice} come twice."
+    )
+
+
+def _digest(names: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> decision.Digest:
+    return sum((rows.digest_of(batch, names) for batch in batches), NO_ROWS)
+
+
+def _send(
+    producer: Producer, options: SinkOptions, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]
+) -> tuple[str, decision.Digest]:
+    """Hand over all rows; return a topic of them, empty without any, and their digest."""
+    topic, digest = "", NO_ROWS
     key, headers, timestamp = (name if name in names else None for name in ("key", "headers", "timestamp"))
     for batch in batches:
         if not batch.num_rows:
             continue
+        digest += rows.digest_of(batch, names)
         for topic, partition, records in rows.parts(batch, names, options.topic):
             producer.send_arrow(
                 topic, records, key=key, value="value", headers=headers, timestamp=timestamp, partition=partition
             )
     producer.flush()
-    return topic
+    return topic, digest
 
 
 # -- what is kept in groups --------------------------------------------------------------------------------------------
@@ -103,27 +156,24 @@ def admin_of(servers: str, process_id: int) -> Admin:
     return Admin(servers, client_id="anabranch-spark")
 
 
-def decided_in(admin: Admin, options: SinkOptions, query: str) -> decision.Decision | None:
+def decided_in(admin: Admin, query: decision.Names) -> decision.Decision | None:
     """Read the newest decision of a query."""
-    group = group_of(options, query)
     pieces: list[str] = []
     while True:
-        found = admin.list_group_offsets(f"{group}.{len(pieces)}" if pieces else group)
+        found = admin.list_group_offsets(query.decision(len(pieces)))
         newest = max(found.values(), key=lambda at: at.offset, default=None)
         if newest is None:
             return None
         pieces.append(newest.metadata)
         if len(pieces) >= decision.piece_count(pieces[0]):
-            return decision.from_metadata(pieces, group)
+            return decision.from_metadata(pieces, query)
 
 
-def decide(admin: Admin, options: SinkOptions, query: str, topic: str, made: decision.Decision) -> None:
+def decide(admin: Admin, query: decision.Names, topic: str, made: decision.Decision) -> None:
     """Write a decision; when this returns, it holds."""
-    group = group_of(options, query)
-    pieces = decision.to_metadata(made, group)
-    for number, piece in reversed(list(enumerate(pieces))):
+    for number, piece in reversed(list(enumerate(decision.to_metadata(made, query)))):
         at = OffsetAndMetadata(made.batch_id + 1, metadata=piece)
-        admin.alter_group_offsets(f"{group}.{number}" if number else group, {(topic, 0): at})
+        admin.alter_group_offsets(query.decision(number), {(topic, 0): at})
 
 
 def ended(admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
@@ -140,7 +190,3 @@ def ended(admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
 def _mark(admin: Admin, group: str) -> int | None:
     found = admin.list_group_offsets(group)
     return max((at.offset for at in found.values()), default=None)
-
-
-class SinkError(AnabranchError):
-    """A micro-batch that was not written; the message says why, and what of it is visible."""

@@ -6,9 +6,12 @@ process beside the driver, with what the tasks have returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -16,17 +19,32 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
-from anabranch.spark.sink.task import Attempt, SinkError, Written, decide, decided_in, ended, group_of, write
+from anabranch.spark.sink.task import (
+    NO_ROWS,
+    Attempt,
+    SinkError,
+    Written,
+    decide,
+    decided_in,
+    ended,
+    refuse_older,
+    refuse_other,
+    write,
+)
 from anabranch.spark.workers import Sent
 
 QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 """Local properties of a streaming query's tasks: the query's id is in its checkpoint, and lasts as long."""
-ENDS_AT_A_TIME = 16
+AT_A_TIME = 16
 ONLY_BATCH = 0
+R = TypeVar("R")
+
+log = logging.getLogger("anabranch.spark.sink")
 
 
 @dataclass
@@ -43,48 +61,64 @@ class _Writer(Sent):
         self.options = options
         self.names = rows.check(schema, options.topic)
 
-    def finish(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> None:
-        """Decide that a micro-batch becomes visible, and commit the transactions of its tasks. Repeat it at will."""
+    def finish(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> decision.Decision | None:
+        """Decide that a micro-batch becomes visible, and commit the transactions of its tasks. Repeat it at will.
+
+        Return the decision; None if no record needed one.
+        """
         written = [message.written for message in messages if message is not None]
         if not self.options.exactly_once or not written:
-            return
-        query = written[0].attempt.query
-        prepared = {one.attempt.task: one.prepared for one in written if one.prepared is not None}
-        made, left = decision.next_decision(decided_in(admin, self.options, query), batch_id, prepared)
+            return None
+        query = written[0].attempt.names(self.options)
+        digest = sum((one.digest for one in written), NO_ROWS)
+        prepared = _prepared(written)
+        before = decided_in(admin, query)
+        refuse_older(query, batch_id, before)
+        refuse_other(query, batch_id, before, digest)
+        made, left = decision.next_decision(before, batch_id, prepared, digest)
         if prepared:
-            topic = next(one.topic for one in written if one.prepared is not None)
-            self.decide(admin, query, topic, made)
+            self.check_open(admin, prepared)
+            self.decide(admin, query, next(one.topic for one in written if one.prepared is not None), made)
         self._end_all(admin, left, commit=True)
         late = self._end_all(admin, list(prepared.values()), commit=True)
         if late:
-            raise SinkError(
-                f"{len(late)} of {len(prepared)} transactions of micro-batch {batch_id} were aborted before they could "
-                f"be committed, the first of {late[0].transactional_id}: by their timeout "
-                "(kafka.transaction.timeout.ms), by another run of the same query, or by a second attempt of a task "
-                "(spark.speculation). Start the query again: it writes what is missing, and nothing twice."
-            )
+            raise SinkError(self.why_late(late, len(prepared), batch_id))
+        return made if prepared else None
 
     def give_up(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> None:
         """Abort the transactions of a micro-batch, unless it was decided to commit them."""
         written = [message.written for message in messages if message is not None]
         if not self.options.exactly_once or not written:
             return
-        if not decision.is_decided(decided_in(admin, self.options, written[0].attempt.query), batch_id):
-            self._end_all(admin, [one.prepared for one in written if one.prepared is not None], commit=False)
+        decided = decided_in(admin, written[0].attempt.names(self.options))
+        self._end_all(admin, decision.undecided(decided, batch_id, _prepared(written)), commit=False)
 
     def _end_all(
         self, admin: Admin, prepared: Sequence[PreparedTransaction], *, commit: bool
     ) -> list[PreparedTransaction]:
         """End transactions; return those that others have ended otherwise."""
-        with ThreadPoolExecutor(ENDS_AT_A_TIME) as pool:
-            done = list(pool.map(lambda each: self.end(admin, each, commit=commit), prepared))
+        done = _for_each(prepared, lambda each: self.end(admin, each, commit=commit))
         return [each for each, is_done in zip(prepared, done, strict=True) if not is_done]
+
+    # What streams and batches differ in.
+
+    def check_open(self, admin: Admin, prepared: Mapping[int, PreparedTransaction]) -> None:
+        """Raise `SinkError` before the decision if it could not be carried out, where no replay would finish it."""
+
+    def why_late(self, late: Sequence[PreparedTransaction], count: int, batch_id: int) -> str:
+        """Say what it means that of `count` decided transactions some could not be committed."""
+        return (
+            f"{len(late)} of {count} transactions of micro-batch {batch_id} were aborted before they could "
+            f"be committed, the first of {late[0].transactional_id}: by their timeout "
+            "(kafka.transaction.timeout.ms), by another run of the same query, or by a second attempt of a task "
+            "(spark.speculation). Start the query again: it writes what is missing, and nothing twice."
+        )
 
     # The two steps that change what readers see.
 
-    def decide(self, admin: Admin, query: str, topic: str, made: decision.Decision) -> None:
+    def decide(self, admin: Admin, query: decision.Names, topic: str, made: decision.Decision) -> None:
         """Write the decision."""
-        decide(admin, self.options, query, topic, made)
+        decide(admin, query, topic, made)
 
     def end(self, admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
         """End one transaction."""
@@ -133,22 +167,81 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the rows visible."""
         with self.admin() as admin:
-            self.finish(admin, messages, ONLY_BATCH)  # type: ignore[arg-type]
-            if self.options.exactly_once:
-                self._forget(admin, messages)
+            made = self.finish(admin, messages, ONLY_BATCH)  # type: ignore[arg-type]
+            if made is not None:
+                self._forget(admin, made)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the rows."""
         with self.admin() as admin:
             self.give_up(admin, messages, ONLY_BATCH)  # type: ignore[arg-type]
 
-    def _forget(self, admin: Admin, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Delete the groups of this write: nobody will ask for it again."""
-        group = group_of(self.options, self.id)
-        named = [message.written for message in messages if isinstance(message, TaskWritten)]
-        tasks = [one.attempt.transactional_id(self.options) for one in named if one.prepared is not None]
-        for name in (group, *tasks) if tasks else ():
-            admin.delete_groups(name)
+    def check_open(self, admin: Admin, prepared: Mapping[int, PreparedTransaction]) -> None:
+        """Raise `SinkError` while nothing is visible if a transaction is not open any more, or close to its timeout."""
+        now_ms = int(time.time() * 1000)
+        open_ = _for_each(list(prepared.values()), lambda each: _is_open(admin, each, now_ms))
+        late = [each for each, is_open in zip(prepared.values(), open_, strict=True) if not is_open]
+        timeout_ms = self.options.producer.get("transaction_timeout_ms")
+        if late:
+            raise SinkError(
+                f"Nothing was written: of {len(prepared)} transactions {len(late)} were no longer open, or close to "
+                f"their timeout, when all tasks had ended, the first of {late[0].transactional_id}. Each is open until "
+                f"the last task ends: set kafka.transaction.timeout.ms (now {timeout_ms}) to more than the write takes "
+                "(brokers have a limit, transaction.max.timeout.ms), leave spark.speculation off, and write again."
+            )
+
+    def end(self, admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
+        """End one transaction; a commit that fails keeps no other from being tried."""
+        try:
+            return super().end(admin, prepared, commit=commit)
+        except (AnabranchError, OSError) as error:
+            if not commit:
+                raise
+            log.error("The transaction of %s was not committed: %s", prepared.transactional_id, error)
+            return False
+
+    def why_late(self, late: Sequence[PreparedTransaction], count: int, batch_id: int) -> str:
+        """Say which rows are missing."""
+        del batch_id
+        return (
+            f"The rows of {len(late)} of {count} tasks are missing: their transactions could not be committed, the "
+            f"first of {late[0].transactional_id}, though all were open when the commits began. The rows of the other "
+            f"{count - len(late)} tasks are in the topic: to write again doubles them."
+        )
+
+    def _forget(self, admin: Admin, made: decision.Decision) -> None:
+        """Delete the groups of this write: nobody will ask for them again. All rows are visible, so nothing fails."""
+        query = decision.Names(self.options.prefix, self.id, self.options.topic)
+        pieces = len(decision.to_metadata(made, query))
+        names = [*map(query.decision, range(pieces)), *map(query.task, made.transactions)]
+        for done, name in enumerate(names):
+            try:
+                admin.delete_groups(name)
+            except (AnabranchError, OSError) as error:
+                if isinstance(error, ApiError) and error.code is ErrorCode.GROUP_ID_NOT_FOUND:
+                    continue  # As after a request that was sent again, for its answer was lost.
+                left = len(names) - done
+                log.warning("%d groups of a write that is complete were not deleted, from %s on: %s", left, name, error)
+                return
+
+
+def _prepared(written: Sequence[Written]) -> dict[int, PreparedTransaction]:
+    return {one.attempt.task: one.prepared for one in written if one.prepared is not None}
+
+
+def _for_each(prepared: Sequence[PreparedTransaction], what: Callable[[PreparedTransaction], R]) -> list[R]:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        return list(pool.map(what, prepared))
+
+
+def _is_open(admin: Admin, prepared: PreparedTransaction, now_ms: int) -> bool:
+    name = prepared.transactional_id
+    try:
+        return decision.is_open(prepared, admin.describe_transactions(name).get(name), now_ms)
+    except ApiError as error:
+        if error.code is ErrorCode.UNSUPPORTED_VERSION:  # A broker that cannot be asked: the commits will tell.
+            return True
+        raise
 
 
 def _context() -> TaskContext:

@@ -1,0 +1,148 @@
+"""A batch write becomes visible whole, or not at all; what is left to clean up fails nothing. On a real broker."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from anabranch.client import PreparedTransaction
+from anabranch.client.sync import Admin, Producer
+from anabranch.spark.sink import decision
+from anabranch.spark.sink.options import parse
+from anabranch.spark.sink.task import Attempt, SinkError, write
+from anabranch.spark.sink.writer import BatchWriter, TaskWritten
+from tests.spark.test_sink import committed
+
+NAMES = ("key", "value")
+SCHEMA = StructType([StructField(name, BinaryType()) for name in NAMES])
+TASKS = 4
+ALL = [*range(TASKS * 10)]
+
+
+class OneBatch:
+    """A batch write of four tasks with ten rows each."""
+
+    def __init__(self, address: str, topic: str, make_admin: Callable[..., Admin] = Admin) -> None:
+        class Writer(BatchWriter):
+            def admin(self) -> Admin:
+                return make_admin(address)
+
+        self.address, self.topic = address, topic
+        self.writer = Writer(parse({"kafka.bootstrap.servers": address, "topic": topic}), SCHEMA)
+        self.messages = [TaskWritten(self._task(task)) for task in range(TASKS)]
+
+    def _task(self, task: int) -> object:
+        texts = pa.array([b"%d" % number for number in ALL[10 * task : 10 * task + 10]], pa.binary())
+        rows = iter([pa.record_batch([texts, texts], NAMES)])
+        return write(self.writer.options, NAMES, Attempt(self.writer.id, 0, task), rows)
+
+    def commit(self) -> None:
+        """End the write as Spark does."""
+        try:
+            self.writer.commit([*self.messages])
+        except Exception:
+            self.writer.abort([*self.messages])
+            raise
+
+    def prepared(self, task: int) -> PreparedTransaction:
+        found: PreparedTransaction = self.messages[task].written.prepared
+        return found
+
+    def lose(self, task: int) -> None:
+        """Have a transaction aborted, as by its timeout."""
+        with Producer(self.address, transactional_id=self.prepared(task).transactional_id) as producer:
+            producer.init_transactions()
+
+    def rows(self) -> list[int]:
+        """What readers see."""
+        return sorted(int(value) for values in committed(self.address, self.topic).values() for value in values)
+
+    def groups(self) -> list[str]:
+        """The groups of the write that exist."""
+        with Admin(self.address) as admin:
+            return [each.group_id for each in admin.list_groups() if self.writer.id in each.group_id]
+
+
+@pytest.fixture
+def topic(address: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = re.sub(r"[^\w.-]", "-", request.node.name)
+    with Admin(address) as admin:
+        admin.create_topics(name, partitions=2)
+        yield name
+
+
+def test_a_write_of_which_a_transaction_is_lost_leaves_nothing_and_can_be_written_again(
+    address: str, topic: str
+) -> None:
+    batch = OneBatch(address, topic)
+    batch.lose(1)
+    says = r"Nothing was written: of 4 transactions 1 were no longer open.*-1:.*transaction.timeout.ms \(now 600000\)"
+    with pytest.raises(SinkError, match=says):
+        batch.commit()
+    assert batch.rows() == [] and batch.groups() == []
+    with Admin(address) as admin:
+        found = admin.describe_transactions([batch.prepared(task).transactional_id for task in range(TASKS)])
+    assert "Ongoing" not in {each.state for each in found.values()}
+    OneBatch(address, topic).commit()
+    assert batch.rows() == ALL
+
+
+def test_a_write_that_is_lost_in_part_behind_its_decision_says_that_writing_again_doubles_rows(
+    address: str, topic: str
+) -> None:
+    class Late(Admin):
+        def alter_group_offsets(self, *args: object) -> None:  # type: ignore[override]
+            super().alter_group_offsets(*args)  # type: ignore[arg-type]
+            batch.lose(2)
+
+    batch = OneBatch(address, topic, Late)
+    with pytest.raises(SinkError, match=r"rows of 1 of 4 tasks are missing.*the other 3 tasks are in the topic"):
+        batch.commit()
+    assert batch.rows() == [*range(20), *range(30, 40)]
+
+
+class AskedTwice(Admin):
+    """An admin whose requests to delete are sent again, for their answers were lost."""
+
+    def delete_groups(self, groups: str | Iterable[str]) -> None:
+        super().delete_groups(groups)
+        super().delete_groups(groups)
+
+
+class Away(Admin):
+    """An admin of a cluster whose coordinators of groups go away."""
+
+    def delete_groups(self, groups: str | Iterable[str]) -> None:
+        raise ConnectionError(f"no answer about {groups}")
+
+
+def test_groups_that_are_gone_already_fail_no_write(address: str, topic: str) -> None:
+    batch = OneBatch(address, topic, AskedTwice)
+    batch.commit()
+    assert batch.rows() == ALL and batch.groups() == []
+
+
+def test_groups_that_cannot_be_deleted_fail_no_write(
+    address: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = OneBatch(address, topic, Away)
+    with caplog.at_level(logging.WARNING, "anabranch.spark.sink"):
+        batch.commit()
+    assert batch.rows() == ALL and len(batch.groups()) == TASKS + 1
+    assert "5 groups of a write that is complete were not deleted" in caplog.text
+
+
+def test_all_pieces_of_a_long_decision_are_deleted(address: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decision, "METADATA_MAX", 80)
+    made: list[int] = []
+    batch = OneBatch(address, topic)
+    write_it = batch.writer.decide
+    monkeypatch.setattr(batch.writer, "decide", lambda *args: (write_it(*args), made.append(len(batch.groups()))))
+    batch.commit()
+    assert made[0] >= 3, "the decision was not long"
+    assert batch.rows() == ALL and batch.groups() == []
