@@ -264,6 +264,18 @@ def test_rows_become_records_with_all_they_have(spark: SparkSession, address: st
     assert (two.key, two.value, two.partition) == (None, b"two", 2) and abs(two.timestamp / 1000 - time.time()) < 120
 
 
+def test_a_frame_of_the_source_is_written_as_it_is_and_placed_by_key(spark: SparkSession, address: str) -> None:
+    with Admin(address) as admin:
+        admin.create_topics("wide-in", partitions=2)
+        admin.create_topics("narrow-out", partitions=2)
+        send(address, "wide-in", range(100))
+        admin.resize("wide-in", 6)
+        send(address, "wide-in", range(100, 200))
+    source = spark.read.format("anabranch").options(**{"kafka.bootstrap.servers": address}, subscribe="wide-in")
+    write(source.load(), address, topic="narrow-out")
+    assert committed(address, "narrow-out") == expected(200)
+
+
 def test_a_failed_write_leaves_nothing(spark: SparkSession, address: str) -> None:
     with Admin(address) as admin:
         admin.create_topics("unsunk", partitions=2)

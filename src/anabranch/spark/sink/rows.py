@@ -1,7 +1,8 @@
 """From the rows of a query to records: the columns that a topic takes, and where each row goes.
 
 The columns are those of Spark's Kafka sink, and `timestamp`. A row names its topic, unless the option does, and may
-name its partition; otherwise its key decides, through every resize. Nothing here runs once per row.
+name its partition; otherwise its key decides, through every resize. The partition in a frame of the source is that of
+the topic that was read, and decides nothing. Nothing here runs once per row.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ TYPES: dict[str, tuple[str, tuple[type[DataType], ...]]] = {
 """The columns of a write: the types in words, and as Spark's."""
 PASSED_OVER = ("offset", "timestampType", "sequence")
 """Columns of the source that mean nothing to the topic that is written: a query can read and write without a select."""
+OF_A_SOURCE = frozenset({"offset", "sequence"})
+"""Beside one of these the column partition means nothing to it either."""
 
 
 class RowError(AnabranchError, ValueError):
@@ -68,7 +71,13 @@ def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
         raise OptionError("A record needs a column value; it may be null in a compacted topic, to delete the key.")
     if topic is None and "topic" not in schema.names:
         raise OptionError("Name the topic with the option topic, or in a column topic of every row.")
-    return tuple(name for name in schema.names if name in TYPES and (name != "topic" or topic is None))
+    others = {*([] if topic is None else ["topic"]), *(["partition"] if _is_read(schema) else [])}
+    return tuple(name for name in schema.names if name in TYPES and name not in others)
+
+
+def _is_read(schema: StructType) -> bool:
+    """Whether the rows still have the places from where a source has read them."""
+    return not OF_A_SOURCE.isdisjoint(schema.names)
 
 
 def _are_headers(kind: DataType) -> bool:

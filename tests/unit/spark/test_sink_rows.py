@@ -1,0 +1,46 @@
+"""Which columns of a frame are written, and where its rows go."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import StructType
+
+from anabranch.spark.sink.rows import check, digest_of, parts
+from anabranch.spark.source import full_schema
+
+
+def schema_of(*names: str) -> StructType:
+    return StructType([each for each in full_schema(headers=True).fields if each.name in names])
+
+
+def test_the_partition_of_a_frame_of_the_source_places_nothing() -> None:
+    names = check(full_schema(headers=True), "late")
+    assert names == ("key", "value", "timestamp", "headers")
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"1", b"2"], "partition": [5, 2]})
+    assert [(topic, place, part.num_rows) for topic, place, part in parts(rows, names[:2], "late")] == [
+        ("late", None, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "placed"),
+    [
+        (("value", "partition"), True),
+        (("value", "partition", "timestamp", "timestampType"), True),
+        (("value", "partition", "offset"), False),
+        (("value", "partition", "sequence"), False),
+    ],
+)
+def test_a_column_partition_counts_where_it_is_not_that_of_a_source(columns: tuple[str, ...], placed: bool) -> None:
+    assert ("partition" in check(schema_of(*columns), "late")) == placed
+
+
+def test_a_digest_depends_on_rows_and_keys_alone_however_they_are_divided() -> None:
+    rows = pa.RecordBatch.from_pydict({"key": [b"a", None, b"b"], "value": [b"1", b"2", b"3"]})
+    names = ("key", "value")
+    text = pa.RecordBatch.from_pydict({"value": ["9", "9", "9"], "key": ["b", "a", None]})
+    whole = digest_of(rows, names)
+    assert whole == digest_of(text, names) == digest_of(rows[:1], names) + digest_of(rows[1:], names)
+    assert whole.rows == 3 and whole != digest_of(rows.take([0, 1, 1]), names)
+    assert digest_of(rows, ("value",)) == digest_of(rows.take([1, 1, 1]), ("value",))
