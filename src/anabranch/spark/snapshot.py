@@ -256,10 +256,12 @@ class SnapshotReader:
     ) -> dict[str, dict[int, int]]:
         found: dict[str, dict[int, int]] = {}
         for topic, snapshot in _mentioned(snapshots, bound.timestamps, name).items():
-            wanted = dict.fromkeys(snapshot.starts, bound.timestamp)
+            assigned = snapshot.starts.keys() if self._options.assign is None else self._options.assign[topic]
+            wanted = dict.fromkeys(assigned, bound.timestamp)
             if bound.timestamp is None:
-                _check_partitions(snapshot, bound.timestamps.get(topic, {}), name)
-                wanted.update(bound.timestamps.get(topic, {}))
+                by_partition = bound.timestamps.get(topic, {})
+                _check_partitions(snapshot, by_partition, name)
+                wanted.update((partition, by_partition[partition]) for partition in assigned & by_partition.keys())
             found[topic] = {}
             for timestamp in sorted({timestamp for timestamp in wanted.values() if timestamp is not None}):
                 offsets = await self._with_retries(topic, lambda view, at=timestamp: self._offsets(view, at))  # type: ignore[misc]
