@@ -16,7 +16,7 @@ import pytest
 from anabranch.client.sync import Admin
 from anabranch.spark import reader
 from anabranch.spark.options import OptionError, for_batch, parse
-from anabranch.spark.plan import verify_history
+from anabranch.spark.plan import DataLossError, verify_history
 from anabranch.spark.snapshot import METADATA_AGE_MAX_S
 from anabranch.spark.source import BatchReader, full_schema
 from tests.spark.flow import Flow, MicroBatches, batch_read
@@ -64,6 +64,47 @@ def test_assigned_partitions_alone_are_read(address: str, flow: Flow) -> None:
     other = batch_read(address, "", subscribe=None, assign=json.dumps({flow.topic: [0]}))
     assert one and other and not one.keys() & other.keys()
     assert values(one) + values(other) != [] and sorted(values(one) + values(other)) == list(range(100))
+
+
+@pytest.mark.parametrize(
+    "start", [{"startingTimestamp": "2000"}, {"startingOffsetsByTimestamp": {"p0": 2000, "p1": 2000}}], ids=str
+)
+def test_times_are_looked_up_in_assigned_partitions_alone(address: str, flow: Flow, start: dict[str, Any]) -> None:
+    timed(flow, 1000, 2000, 3000)  # Partition 1 has no record.
+    given = {name: json_of(flow, **each) if isinstance(each, dict) else each for name, each in start.items()}
+    given |= {"subscribe": None, "assign": json.dumps({flow.topic: [0]})}
+    assert values(batch_read(address, "", **given)) == [2000, 3000]
+    stream = MicroBatches(address, "", **given)
+    assert values(stream.all_available()) == [2000, 3000]
+    stream.close()
+
+
+@pytest.mark.parametrize("option", ["subscribe", "subscribePattern", "assign"])
+def test_a_topic_that_is_no_longer_read_is_not_called_deleted(address: str, flow: Flow, option: str) -> None:
+    other = Flow(address, f"{flow.topic}-2")
+    flow.send(10)
+    other.send(10)
+    stream = MicroBatches(address, f"{flow.topic},{other.topic}", maxOffsetsPerTrigger="4")
+    stream.step()
+    stream.close()
+    one = {"subscribe": flow.topic, "subscribePattern": flow.topic, "assign": json.dumps({flow.topic: [0, 1]})}
+    given = {"subscribe": None, option: one[option]}
+    again = MicroBatches(address, "", stream.offset, **given)
+    verb = "match" if option == "subscribePattern" else "name"
+    with pytest.raises(DataLossError, match=f"{other.topic}: the option {option} does not {verb} the topic any more"):
+        again.step()
+    again.close()
+    again = MicroBatches(address, "", stream.offset, **given, failOnDataLoss="false")
+    again.all_available()
+    assert again.offset.keys() == {flow.topic}
+    again.close()
+    other.admin.delete_topics(other.topic)
+    time.sleep(METADATA_AGE_MAX_S + 0.1)
+    again = MicroBatches(address, "", stream.offset, subscribe=None, subscribePattern=f"{flow.topic}.*")
+    with pytest.raises(DataLossError, match=f"{other.topic}: the topic was deleted"):
+        again.step()
+    again.close()
+    other.close()
 
 
 @pytest.mark.parametrize(
@@ -147,13 +188,37 @@ def test_micro_batches_and_tasks_are_as_small_as_they_are_to_be(address: str, fl
 
 
 def test_progress_is_committed_to_the_group(address: str, flow: Flow) -> None:
-    for option in ("kafka.group.id", "groupIdPrefix"):
-        flow.send(50)
-        stream = MicroBatches(address, flow.topic, **{option: f"{flow.topic}-{option}"})
+    flow.send(50)
+    stream = MicroBatches(address, flow.topic, **{"kafka.group.id": flow.topic, "groupIdPrefix": "other"})
+    stream.all_available()
+    stream.close()
+    committed = flow.admin.list_group_offsets(flow.topic)
+    assert sum(each.offset for each in committed.values()) == flow.sent
+
+
+def test_each_query_with_a_prefix_has_a_group_of_its_own_also_after_a_restart(address: str, flow: Flow) -> None:
+    def groups() -> dict[str, int]:
+        found = [each.group_id for each in flow.admin.list_groups() if each.group_id.startswith(f"{flow.topic}-")]
+        return {name: sum(at.offset for at in flow.admin.list_group_offsets(name).values()) for name in found}
+
+    def run(offset: Any = None, **options: str) -> Any:
+        stream = MicroBatches(address, flow.topic, offset, **options)
         stream.all_available()
         stream.close()
-        committed = flow.admin.list_group_offsets(f"{flow.topic}-{option}")
-        assert sum(each.offset for each in committed.values()) == flow.sent
+        return stream.offset
+
+    flow.send(50)
+    first = run(groupIdPrefix=flow.topic)
+    flow.send(50)
+    run(groupIdPrefix=flow.topic)
+    assert sorted(groups().values()) == [50, 100]
+    flow.send(50)
+    run(first, groupIdPrefix=flow.topic)
+    assert sorted(groups().values()) == [100, 150]
+    given_later = run(run(startingOffsets="latest"))
+    flow.send(50)
+    run(given_later, groupIdPrefix=flow.topic)
+    assert len(groups()) == 3
 
 
 @pytest.mark.parametrize(("ordering", "batches"), [("key", 2), ("none", 1)])

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anabranch.base.errors import AnabranchError
 from anabranch.spark.plan import TopicOffsets, offsets_to_json
@@ -54,9 +55,13 @@ class Checkpoint:
 def kafka_offsets(line: str) -> KafkaOffsets | None:
     """Parse an offset of Spark's Kafka source; None for one of another source."""
     try:
-        value = json.loads(line)
+        return kafka_offsets_of(json.loads(line))
     except ValueError:
         return None
+
+
+def kafka_offsets_of(value: Any) -> KafkaOffsets | None:
+    """Return the offsets in the JSON of Spark's Kafka source; None for that of another source."""
     if not isinstance(value, dict) or not value:
         return None
     for partitions in value.values():

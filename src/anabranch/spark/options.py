@@ -107,6 +107,8 @@ class Options:
     fail_on_data_loss: bool = True
     headers: bool = False
     group_id: str | None = None
+    group_id_prefix: str | None = None
+    """How the group begins whose other part is the query's own; None if there is none, or `group_id` names it."""
     snapshot_retries: int = 100
     snapshot_retry_interval_ms: int = 100
     poll_timeout_ms: int = 120_000
@@ -130,7 +132,7 @@ def parse(given: Mapping[str, str]) -> Options:
     chosen = _one_of(options, SUBSCRIPTIONS)
     if chosen is None:
         raise OptionError("Name the topics to read with one of the options subscribe, subscribePattern and assign.")
-    group_id = client.pop("kafka.group.id", None) or options.get("groupIdPrefix")
+    group_id = client.pop("kafka.group.id", None)
     assign = _assigned(options["assign"]) if chosen == "assign" else None
     topics = _topic_names(options["subscribe"]) if chosen == "subscribe" else ()
     return Options(
@@ -147,6 +149,7 @@ def parse(given: Mapping[str, str]) -> Options:
         fail_on_data_loss=_flag(options, "failOnDataLoss", True),
         headers=_flag(options, "includeHeaders", False),
         group_id=str(group_id) if group_id else None,
+        group_id_prefix=None if group_id else options.get("groupIdPrefix") or None,
         snapshot_retries=_number(options, "fetchOffset.numRetries", 0, 100),
         snapshot_retry_interval_ms=_number(options, "fetchOffset.retryIntervalMs", 0, 100),
         poll_timeout_ms=_number(options, "kafkaConsumer.pollTimeoutMs", 1, 120_000),

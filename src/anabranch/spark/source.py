@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -36,7 +37,9 @@ from pyspark.sql.types import (
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
+from anabranch.base.patterns import compile_pattern
 from anabranch.runtime.collector import collector_paused
+from anabranch.spark.checkpoint import kafka_offsets_of
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
 from anabranch.spark.plan import (
     DataLossError,
@@ -66,6 +69,8 @@ from anabranch.spark.snapshot import SnapshotReader
 from anabranch.spark.workers import Sent, set_imports_aside
 
 FORMAT = "anabranch"
+OWN, GROUP = "", "group"
+"""In the offsets of a query, beside its topics: what is its own, and of that the end of its group's name."""
 NO_POSITIONS: Mapping[str, Mapping[int, int]] = {}
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
@@ -173,10 +178,22 @@ class _Reader(Sent):
 
     def _report(self, losses: Sequence[Loss]) -> None:
         """Raise `DataLossError` for lost records, or log the skipped ones if `failOnDataLoss` is false."""
+        losses = [_explained(loss, self.options) for loss in losses]
         if losses and self.options.fail_on_data_loss:
             raise DataLossError(losses)
         for loss in losses:
             log.warning("Records were lost before this query read them: %s", loss)
+
+
+def _explained(loss: Loss, options: Options) -> Loss:
+    """Say of a topic that is no longer read whether that is the option's doing."""
+    if loss.partition is not None or loss.topic in options.topics:
+        return loss
+    if options.pattern is not None and compile_pattern(options.pattern)(loss.topic):
+        return loss
+    option = "subscribePattern" if options.pattern is not None else "subscribe" if options.assign is None else "assign"
+    verb = "match" if options.pattern is not None else "name"
+    return replace(loss, why=f"the option {option} does not {verb} the topic any more")
 
 
 def _append(path: str, line: str) -> None:
@@ -281,6 +298,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._horizon: dict[str, dict[int, int]] | None = None
         self._reached: Offsets = {}
         self._initial: dict[str, Any] | None = None
+        self._own = {GROUP: uuid4().hex[:12]}
+        """What is the query's own, unless its offsets say otherwise."""
 
     def _read_snapshots(self, positions: Mapping[str, Mapping[int, int]] = NO_POSITIONS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
@@ -302,7 +321,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
             offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, snapshot.lineage.current + 1)
-        self._initial = offsets_to_json(offsets)
+        self._initial = self._to_json(offsets, {})
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -312,7 +331,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the micro-batch that begins at `start`; `start` itself if no record can be read."""
-        known = offsets_from_json(start)
+        known = _from_json(start, self.options)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         snapshots = self._read_snapshots({topic: each.offsets for topic, each in known.items()})
         with collector_paused():
@@ -320,8 +339,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._report(reach.losses)
         self._reached = reach.end
         if start == self._initial:  # Spark runs a first micro-batch in any case.
-            return offsets_to_json(with_begun(reach.end, known))
-        return offsets_to_json(reach.end) if reach.advances else start
+            return self._to_json(with_begun(reach.end, known), start)
+        return self._to_json(reach.end, start) if reach.advances else start
+
+    def _to_json(self, offsets: Offsets, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Write offsets; a query with a group of its own takes its name from the offsets before."""
+        own = {} if self.options.group_id_prefix is None else {OWN: before.get(OWN, self._own)}
+        return {**own, **offsets_to_json(offsets)}
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the log ends, the lag behind them, and what the query waits for, as `plan.report` describes."""
@@ -335,8 +359,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
-        finish = offsets_from_json(end)
-        begin = begun_of(offsets_from_json(start), finish)
+        finish = _from_json(end, self.options)
+        begin = begun_of(_from_json(start, self.options), finish)
         snapshots = self._snapshots
         if snapshots is None:
             snapshots = self._read_snapshots({topic: each.offsets for topic, each in finish.items()})
@@ -350,12 +374,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
         The query itself resumes from its checkpoint, so a failed commit is logged and the query goes on.
         """
-        group_id = self.options.group_id
+        group_id, prefix = self.options.group_id, self.options.group_id_prefix
+        if prefix is not None and OWN in end:
+            group_id = f"{prefix}-{end[OWN][GROUP]}"
         if group_id is None or self._snapshot_reader is None:
             return
         offsets = {
             TopicPartition(topic, partition): offset
-            for topic, known in offsets_from_json(end).items()
+            for topic, known in _from_json(end, self.options).items()
             for partition, offset in known.offsets.items()
         }
         try:
@@ -368,3 +394,18 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._snapshot_reader is not None:
             self._snapshot_reader.close()
             self._snapshot_reader = None
+
+
+def _from_json(value: Mapping[str, Any], options: Options) -> dict[str, TopicOffsets]:
+    """Parse offsets of the checkpoint. Raises `OptionError` for those of another source."""
+    if kafka_offsets_of(value) is not None:
+        raise OptionError(
+            "The checkpoint is that of a query on Spark's own Kafka source. Take it over with: anabranch "
+            f"convert-checkpoint OLD NEW -b {options.servers}, and set checkpointLocation to NEW."
+        )
+    try:
+        return offsets_from_json({topic: known for topic, known in value.items() if topic != OWN})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise OptionError(
+            f"The checkpoint holds an offset of another source: {value}. Start the query with a new checkpointLocation."
+        ) from None

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from anabranch.spark.checkpoint import CheckpointError, kafka_offsets, read, write
+from anabranch.spark.options import OptionError, parse
 from anabranch.spark.plan import TopicOffsets, offsets_from_json
+from anabranch.spark.source import StreamReader, full_schema
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795407257237,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 
@@ -88,3 +90,21 @@ def test_what_cannot_be_converted_is_refused(old: Path, tmp_path: Path) -> None:
     (old / "commits" / "0").unlink()
     with pytest.raises(CheckpointError, match=r"No micro-batch of .*old was finished: start the query anew"):
         read(old)
+
+
+@pytest.mark.parametrize(
+    ("offset", "says"),
+    [
+        ({"t": {"0": 23, "1": 40}}, "Spark's own Kafka source. .* convert-checkpoint OLD NEW -b localhost:9092"),
+        ({"logOffset": 3}, "an offset of another source: {'logOffset': 3}"),
+        ({"t": {"id": "", "layouts": 1}}, "an offset of another source"),
+    ],
+    ids=str,
+)
+def test_a_query_on_a_checkpoint_of_another_source_says_so(offset: dict[str, object], says: str) -> None:
+    options = parse({"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"})
+    reader = StreamReader(options, full_schema(headers=False))
+    with pytest.raises(OptionError, match=says):
+        reader.latestOffset(offset, reader.getDefaultReadLimit())
+    with pytest.raises(OptionError, match=says):
+        reader.partitions(offset, offset)
