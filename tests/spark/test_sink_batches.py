@@ -146,3 +146,17 @@ def test_all_pieces_of_a_long_decision_are_deleted(address: str, topic: str, mon
     batch.commit()
     assert made[0] >= 3, "the decision was not long"
     assert batch.rows() == ALL and batch.groups() == []
+
+
+def test_commits_that_can_no_longer_succeed_are_not_tried_one_after_the_other(address: str, topic: str) -> None:
+    class Gone(Admin):
+        def end_transaction(self, prepared: PreparedTransaction, *, commit: bool) -> None:
+            asked.append(prepared)
+            batch.writer.commits_end = 0.0
+            raise ConnectionError("no coordinator")
+
+    asked: list[PreparedTransaction] = []
+    batch = OneBatch(address, topic, Gone)
+    with Gone(address) as admin:
+        ended = [batch.writer.end(admin, batch.prepared(task), commit=True) for task in range(TASKS)]
+    assert ended == [False] * TASKS and len(asked) == 1

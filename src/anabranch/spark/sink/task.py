@@ -93,8 +93,8 @@ def refuse_older(
     if later is not None:
         raise SinkError(
             f"{_held(query)} micro-batch {later} of this query already, and this is micro-batch {batch_id}: the "
-            "checkpoint is older, as a backup or a second convert-checkpoint is, or another query has run with a copy "
-            f"of it. Nothing was written. {_ways_on(batch_id, later)}"
+            "checkpoint is older, as a backup or a second convert-checkpoint is, or another run of the query is ahead, "
+            f"as on a copy of the checkpoint. Nothing was written. {_ways_on(batch_id, later)}"
         )
 
 

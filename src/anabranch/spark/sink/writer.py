@@ -7,6 +7,7 @@ process beside the driver, with what the tasks have returned.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self.id = uuid4().hex
+        self.commits_end = math.inf
+        """When the last of the transactions will have timed out, in s of this machine's clock."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write the rows of one task."""
@@ -181,7 +184,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         now_ms = int(time.time() * 1000)
         open_ = _for_each(list(prepared.values()), lambda each: _is_open(admin, each, now_ms))
         late = [each for each, is_open in zip(prepared.values(), open_, strict=True) if not is_open]
-        timeout_ms = self.options.producer.get("transaction_timeout_ms")
+        timeout_ms = self.options.producer["transaction_timeout_ms"]
+        self.commits_end = time.monotonic() + timeout_ms / 1000
         if late:
             raise SinkError(
                 f"Nothing was written: of {len(prepared)} transactions {len(late)} were no longer open, or close to "
@@ -191,7 +195,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
             )
 
     def end(self, admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
-        """End one transaction; a commit that fails keeps no other from being tried."""
+        """End one transaction; a commit that fails keeps no other from being tried, while they may be open."""
+        if commit and time.monotonic() > self.commits_end:
+            return False
         try:
             return super().end(admin, prepared, commit=commit)
         except (AnabranchError, OSError) as error:
