@@ -104,11 +104,12 @@ def refuse_other(
     """Raise `SinkError` for a micro-batch that was decided with other rows."""
     if decision.has_other_rows(decided, batch_id, digest):
         assert decided is not None and decided.digest is not None
+        before, now = decided.digest.rows, digest.rows
+        others = f"with {before} rows, and now it has {now}" if before != now else f"with {now} rows of other keys"
         raise SinkError(
-            f"{_held(query)} micro-batch {batch_id} of this query already, with {decided.digest.rows} rows, and now it "
-            f"has {digest.rows}, or others: Spark has planned it anew, as from a backup of the checkpoint or one with "
-            "its last files deleted, or the rows of the query depend on more than its sources. None of these rows was "
-            f"written. {_ways_on(batch_id, batch_id)}"
+            f"{_held(query)} micro-batch {batch_id} of this query already, {others}: Spark has planned it anew, as "
+            "from a backup of the checkpoint or one with its last files deleted, or the rows of the query depend on "
+            f"more than its sources. None of these rows was written. {_ways_on(batch_id, batch_id)}"
         )
 
 

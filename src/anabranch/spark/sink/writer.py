@@ -181,8 +181,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def check_open(self, admin: Admin, prepared: Mapping[int, PreparedTransaction]) -> None:
         """Raise `SinkError` while nothing is visible if a transaction is not open any more, or close to its timeout."""
-        now_ms = int(time.time() * 1000)
-        open_ = _for_each(list(prepared.values()), lambda each: _is_open(admin, each, now_ms))
+        open_ = _for_each(list(prepared.values()), lambda each: _is_open(admin, each))
         late = [each for each, is_open in zip(prepared.values(), open_, strict=True) if not is_open]
         timeout_ms = self.options.producer["transaction_timeout_ms"]
         self.commits_end = time.monotonic() + timeout_ms / 1000
@@ -240,14 +239,15 @@ def _for_each(prepared: Sequence[PreparedTransaction], what: Callable[[PreparedT
         return list(pool.map(what, prepared))
 
 
-def _is_open(admin: Admin, prepared: PreparedTransaction, now_ms: int) -> bool:
+def _is_open(admin: Admin, prepared: PreparedTransaction) -> bool:
     name = prepared.transactional_id
     try:
-        return decision.is_open(prepared, admin.describe_transactions(name).get(name), now_ms)
+        found = admin.describe_transactions(name).get(name)
     except ApiError as error:
         if error.code is ErrorCode.UNSUPPORTED_VERSION:  # A broker that cannot be asked: the commits will tell.
             return True
         raise
+    return decision.is_open(prepared, found, int(time.time() * 1000))
 
 
 def _context() -> TaskContext:
