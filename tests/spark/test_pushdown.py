@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -48,6 +49,9 @@ def test_a_batch_of_some_keys_has_all_of_their_records_in_order(
     assert sorted(one["key-7"]) == sorted([*flow.expected()["key-7"], *[7] * 5])
     assert batch_read(address, flow.topic, [EqualTo(KEY, b"key-3"), EqualTo(KEY, b"key-4")], **options) == {}
     many = [b"other-%d" % number for number in range(2_000)]
+    ancient = GreaterThanOrEqual(("timestamp",), datetime(1900, 1, 1, tzinfo=UTC))
+    since = batch_read(address, flow.topic, [In(KEY, (b"key-3", b"key-11")), ancient], left=[ancient], **options)
+    assert {key: sorted(values) for key, values in since.items()} == wanted
     late = batch_read(
         address, flow.topic, [In(KEY, (*many, b"key-3")), GreaterThanOrEqual(("offset",), 100)], **options
     )

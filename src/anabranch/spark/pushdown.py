@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 
 AtTimestamp = Callable[[int], Mapping[int, int]]
-"""Finds each partition's first offset at a time (ms) or later, -1 without one."""
+"""Finds each partition's first offset at a time (ms, above 0) or later, -1 without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,12 @@ class Range:
         return above and below and (self.values is None or value in self.values)
 
     def narrow(self, at: AtTimestamp, first: dict[int, int], last: dict[int, int]) -> None:
-        """Narrow the offsets to read, `first` to `last` of every partition of a topic."""
-        if self.column == "timestamp" and self.low is not None:
+        """Narrow the offsets to read, `first` to `last` of every partition of a topic.
+
+        A time at or before the epoch narrows nothing: no record is older, and ListOffsets takes times below 0 for
+        names of other offsets (-1 is the latest).
+        """
+        if self.column == "timestamp" and self.low is not None and self.low > 0:
             found = at(self.low)
             for partition in first:
                 offset = found.get(partition, -1)

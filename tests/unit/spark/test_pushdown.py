@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pyspark.sql.datasource import (
@@ -112,6 +112,17 @@ def test_a_filter_on_time_says_where_to_begin_and_is_evaluated_by_spark_too() ->
         range_.narrow(at, first, last)
     assert (first, last) == ({0: 6, 1: 20}, {0: 9, 1: 20})
     assert asked == [int(SOME_TIME.timestamp() * 1000)]
+
+
+@pytest.mark.parametrize("ms", [-2_208_988_800_000, -1_000, -3, -2, -1, 0])
+def test_a_time_at_or_before_the_epoch_leaves_every_record_and_is_not_looked_up(ms: int) -> None:
+    """ListOffsets takes -1 for the latest offset, -2 for the earliest, -3 for that of the largest timestamp."""
+    pushed = Pushed()
+    list(pushed.push([GreaterThanOrEqual(TIMESTAMP, datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms))]))
+    first, last = {0: 2, 1: 5}, {0: 9, 1: 20}
+    for range_ in pushed.ranges:
+        range_.narrow(lambda at: {-1: {0: 9, 1: 20}, -3: {0: 8, 1: 19}}.get(at, {}), first, last)
+    assert (first, last) == ({0: 2, 1: 5}, {0: 9, 1: 20})
 
 
 def test_a_task_has_the_keys_of_its_range() -> None:
