@@ -92,7 +92,7 @@ def _state_per_key(name: str, keys: int, per_key: int, scale: Scale) -> list[Res
         limit = str(keys * per_key // BATCHES)
         rows = spark.readStream.format("anabranch").options(**options, maxOffsetsPerTrigger=limit).load()
         parsed = rows.selectExpr(
-            "cast(key as string) key", "topic", "sequence", "cast(cast(value as string) as double) level"
+            "cast(key as string) key", "topic", "partition", "sequence", "cast(cast(value as string) as double) level"
         )
         expected = {f"key-{number:06d}": (per_key, float(jump)) for number, jump in enumerate(jumps)}
         return compare(

@@ -42,7 +42,7 @@ def followed(flights: DataFrame) -> DataFrame:
     """Return what is known of each aircraft with new departures, as records."""
     delay = F.get_json_object(F.col("value").cast("string"), "$.dep_delay").cast("double")
     departures = flights.where("key is not null").select(
-        F.col("key").cast("string").alias("key"), "topic", "sequence", delay.alias("dep_delay")
+        F.col("key").cast("string").alias("key"), "topic", "partition", "sequence", delay.alias("dep_delay")
     )
     known = departures.where("dep_delay is not null").transform(
         keyed(follow, state=Aircraft, output=f"key string, {FIGURES}", buckets=16)

@@ -59,7 +59,7 @@ CAPTURE = keyed(
 
 def captured(records: DataFrame) -> DataFrame:
     """Return what happened to each customer."""
-    return records.selectExpr("cast(key as string) key", "topic", "sequence", "value").transform(CAPTURE)
+    return records.selectExpr("cast(key as string) key", "topic", "partition", "sequence", "value").transform(CAPTURE)
 
 
 def table_of(changes: DataFrame) -> dict[str, Customer]:

@@ -95,7 +95,9 @@ def run(stage: Stage, quick: bool, picture: Path) -> bool:
     with Admin(stage.address) as admin, Producer(stage.address) as producer:
         for topic, counts in HISTORIES.items():
             admin.create_topics(topic, partitions=counts[0])
-        both = stage.stream(f"{ORDERS},{PAYMENTS}").selectExpr("cast(key as string) key", "topic", "sequence", "value")
+        both = stage.stream(f"{ORDERS},{PAYMENTS}").selectExpr(
+            "cast(key as string) key", "topic", "partition", "sequence", "value"
+        )
         pairs = both.transform(
             keyed(pair, state=Open, output="customer string, number long, amount double, paid double", buckets=8)
         )

@@ -32,7 +32,7 @@ def followed() -> DataFrame:
     flights = reader.options(subscribe="flights", startingOffsets="earliest").load()
     delay = F.get_json_object(F.col("value").cast("string"), "$.dep_delay").cast("double")
     departures = flights.where("key is not null").select(
-        F.col("key").cast("string").alias("key"), "topic", "sequence", delay.alias("dep_delay")
+        F.col("key").cast("string").alias("key"), "topic", "partition", "sequence", delay.alias("dep_delay")
     )
     follows = keyed(follow, state=Aircraft, output=f"tailnum string, {FIGURES}", buckets=16)
     return departures.where("dep_delay is not null").transform(follows)

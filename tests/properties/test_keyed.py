@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from anabranch.machines.lineage import Lineage
 from anabranch.spark.keyed.bucket import KeyState, Settings, Timeout, Times, step
 from anabranch.spark.keyed.errors import KeyedError
 from anabranch.spark.keyed.packing import from_messages, pack
@@ -25,13 +26,14 @@ ROWS = pa.schema(
     {
         "key": pa.string(),
         "topic": pa.string(),
+        "partition": pa.int32(),
         "sequence": pa.int64(),
         "value": pa.int64(),
         "time": pa.timestamp("us", "UTC"),
     }
 )
-Row = tuple[str, str, int, int, int]
-"""Key, topic, sequence, value, event time in ms."""
+Row = tuple[str, str, int, int, int, int]
+"""Key, topic, partition, sequence, value, event time in ms."""
 
 
 class Digest(NamedTuple):
@@ -77,9 +79,9 @@ def settings_of(timeout: Timeout = Timeout.PROCESSING_TIME, **more: Any) -> Sett
 
 
 def batch(rows: Iterable[Row]) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [()] * 5
-    arrays = [pa.array(column, kind) for column, kind in zip(columns[:4], ROWS.types, strict=False)]
-    return pa.RecordBatch.from_arrays([*arrays, pa.array([t * 1000 for t in columns[4]], ROWS.types[4])], schema=ROWS)
+    columns = list(zip(*rows, strict=True)) or [()] * 6
+    arrays = [pa.array(column, kind) for column, kind in zip(columns[:5], ROWS.types, strict=False)]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array([t * 1000 for t in columns[5]], ROWS.types[5])], schema=ROWS)
 
 
 class Model:
@@ -88,7 +90,7 @@ class Model:
     def __init__(self, ttl_ms: int | None) -> None:
         self.ttl_ms = ttl_ms
         self.keys: dict[str, tuple[Digest, int, int]] = {}
-        self.applied: dict[tuple[str, str], int] = {}
+        self.applied: dict[tuple[str, str, int], int] = {}
 
     def micro_batch(self, rows: list[Row], now_ms: int) -> list[tuple[str, int, int]]:
         for key, (_, _, updated) in list(self.keys.items()):
@@ -97,16 +99,16 @@ class Model:
         output = []
         called = set()
         new: dict[str, list[Row]] = {}
-        for row in sorted(set(rows)):
-            if row[2] > self.applied.get((row[0], row[1]), -1):
+        for row in sorted(set(rows), key=lambda row: (*row[:2], row[3], row[2])):
+            if row[3] > self.applied.get(row[:3], -1):
                 new.setdefault(row[0], []).append(row)
         for key, its in new.items():
             digest = self.keys[key][0] if key in self.keys else START
-            for _, topic, sequence, value, _ in its:
+            for _, topic, partition, sequence, value, _ in its:
                 digest = digest.with_row(topic, value)
-                self.applied[key, topic] = sequence
+                self.applied[key, topic, partition] = sequence
             called.add(key)
-            last = its[-1][3]
+            last = its[-1][4]
             timeout = now_ms + last + 1 if last % 7 and last % 5 == 0 else -1
             self.keys[key] = digest, timeout, now_ms
             if last % 7 == 0:
@@ -121,23 +123,26 @@ class Model:
 
     def forget(self, key: str) -> None:
         del self.keys[key]
-        self.applied = {pair: last for pair, last in self.applied.items() if pair[0] != key}
+        self.applied = {triple: last for triple, last in self.applied.items() if triple[0] != key}
 
 
 def micro_batches(chance: Random) -> list[list[Row]]:
-    """Records of keys in topics whose layouts change, cut into micro-batches that repeat what was there before."""
-    sequences: dict[tuple[str, str], int] = {}
+    """Records of keys in topics whose layouts change, cut into micro-batches that repeat what was there before.
+
+    A key lies in up to three partitions at a time: not every producer has heard of the layout, or places keys alike.
+    """
+    sequences: dict[tuple[str, str, int], int] = {}
     all_rows: list[Row] = []
     cuts = []
     for number in range(chance.randint(1, 6)):
         new = []
         for _ in range(chance.randint(0, 12)):
-            key, topic = chance.choice("abcdef"), chance.choice("xyz")
-            before = sequences.get((key, topic), -1)
+            key, topic, partition = chance.choice("abcdef"), chance.choice("xyz"), chance.choice((0, 0, 1, 2))
+            before = sequences.get((key, topic, partition), -1)
             layout = (before >> 48 if before >= 0 else 0) + (chance.random() < 0.2)
             offset = chance.randint(0, 5) if before < 0 or layout > before >> 48 else (before & (1 << 48) - 1) + 1
-            sequences[key, topic] = layout << 48 | offset
-            new.append((key, topic, layout << 48 | offset, chance.randint(0, 200), number))
+            sequences[key, topic, partition] = layout << 48 | offset
+            new.append((key, topic, partition, layout << 48 | offset, chance.randint(0, 200), number))
         repeated = chance.sample(all_rows + new, min(len(all_rows + new), chance.randint(0, 6)))
         all_rows += new
         cuts.append(chance.sample(new + repeated, len(new + repeated)))
@@ -179,12 +184,64 @@ def contents(state: BucketState) -> dict[str, Any]:
     return dict(zip(state.keys.to_pylist(), state.values_at(np.arange(len(state))), strict=True))
 
 
+GROWN = Lineage.of_cuts(1, (1, 2), {0: [(0, 1_000_000)]})
+
+
+@pytest.mark.parametrize(
+    ("lineage", "batches"),
+    [
+        # A producer that has not heard of the growth goes on in partition 0, and then hears of it.
+        (GROWN, [[(0, 999_999), (0, 1_000_050)], [(1, 10), (1, 11), (1, 5_000)]]),
+        # Two producers that place keys in different ways.
+        (Lineage.flat(2), [[(0, 500), (0, 501)], [(1, 10), (0, 502), (1, 11)]]),
+        # In one micro-batch, with offsets that are the same.
+        (Lineage.flat(3), [[(2, 0), (1, 0), (0, 0), (2, 1), (1, 1), (0, 7)]]),
+    ],
+)
+def test_a_key_in_two_partitions_has_every_row_and_each_once(
+    lineage: Lineage, batches: list[list[tuple[int, int]]]
+) -> None:
+    of = settings_of()
+    state, found = empty(pa.string(), of.value), list[int]()
+    numbered = list(enumerate((place for places in batches for place in places), 1))
+    rows = {place: ("a", "x", place[0], lineage.sequence(*place), value, 0) for value, place in numbered}
+
+    def note(key: str, its: pa.RecordBatch, state: KeyState[Digest]) -> None:
+        found.extend(its.column("value").to_pylist())
+        state.update(START)
+
+    for number, places in enumerate(batches):
+        new = batch([rows[place] for place in places])
+        for repeated in (0, len(places)):
+            done = step(note, of, state, new, Times(number))
+            assert done.repeated == repeated
+            state = decode(encode(done.state, BUCKETS), BUCKETS, pa.string(), of.value)
+    assert sorted(found) == [value for value, _ in numbered]
+
+
+def test_a_state_that_knew_no_partitions_is_read_and_learns_them() -> None:
+    of = settings_of()
+    state = step(follow, of, empty(pa.string(), of.value), batch([("a", "x", 0, 50, 1, 0)]), Times(0)).state
+    version, buckets, keys, applied = encode(state, BUCKETS)
+    with pa.ipc.open_stream(applied) as stream:
+        old = stream.read_next_batch().drop_columns(["partition"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, old.schema) as writer:
+        writer.write_batch(old)
+    assert version == 2
+    state = decode((1, buckets, keys, bytes(sink.getvalue())), BUCKETS, pa.string(), of.value)
+    done = step(follow, of, state, batch([("a", "x", p, s, 1, 0) for p, s in [(0, 50), (1, 49), (1, 51)]]), Times(1))
+    assert done.repeated == 2 and contents(done.state)["a"][0] == 2
+    done = step(follow, of, done.state, batch([("a", "x", p, s, 1, 0) for p, s in [(0, 51), (1, 51)]]), Times(2))
+    assert done.repeated == 1 and contents(done.state)["a"][0] == 3
+
+
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 9), st.integers(-1, 9)), max_size=30))
-def test_the_order_of_new_rows(rows: list[tuple[int, int, int, int]]) -> None:
-    keys, topics, sequences, applied = np.array(rows, np.int64).reshape(-1, 4).T
-    found = [rows[index][:3] for index in order_of_new(keys, topics, sequences, applied)]
-    assert found == sorted({row[:3] for row in rows if row[2] > row[3]})
+@given(st.lists(st.tuples(*(st.integers(*it) for it in [(0, 4), (0, 2), (0, 9), (0, 2), (-1, 9)])), max_size=30))
+def test_the_order_of_new_rows(rows: list[tuple[int, ...]]) -> None:
+    keys, topics, sequences, partitions, applied = np.array(rows, np.int64).reshape(-1, 5).T
+    found = [rows[index][:4] for index in order_of_new(keys, topics, partitions, sequences, applied)]
+    assert found == sorted({row[:4] for row in rows if row[2] > row[4]})
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))
@@ -229,20 +286,20 @@ def test_late_rows_are_dropped_and_event_time_timeouts_are_due_behind_the_waterm
 
     by_event = settings_of(Timeout.EVENT_TIME, event_time="time")
     state = empty(pa.string(), by_event.value)
-    rows = [("a", "x", 1, 10, 50), ("a", "x", 2, 20, 51), ("b", "x", 3, 30, 50)]
+    rows = [("a", "x", 0, 1, 10, 50), ("a", "x", 0, 2, 20, 51), ("b", "x", 0, 3, 30, 50)]
     done = step(note, by_event, state, batch(rows), Times(0, 50))
     assert called == [("a", [20], False)] and done.wake_ms == 100
     done = step(note, by_event, done.state, batch([]), Times(10_000, 99))
     assert len(called) == 1 and done.wake_ms == 100
     with pytest.raises(KeyedError, match="not after the watermark"):
-        step(note, by_event, done.state, batch([("a", "x", 4, 40, 200)]), Times(0, 100))
+        step(note, by_event, done.state, batch([("a", "x", 0, 4, 40, 200)]), Times(0, 100))
     done = step(note, by_event, done.state, batch([]), Times(0, 100))
     assert called[2:] == [("a", [], True)] and done.wake_ms is None
 
 
 def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:
     kind = settings_of().value
-    done = step(follow, settings_of(), empty(pa.string(), kind), batch([("a", "x", 1, 1, 0)]), Times(0))
+    done = step(follow, settings_of(), empty(pa.string(), kind), batch([("a", "x", 0, 1, 1, 0)]), Times(0))
     stored = encode(done.state, BUCKETS)
     wider = pa.struct([*kind, pa.field("more", pa.string())])
     assert contents(decode(stored, BUCKETS, pa.string(), wider)) == {"a": (1, 152, None)}
@@ -261,15 +318,16 @@ def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:
 @pytest.mark.parametrize(
     ("row", "returns", "says"),
     [
-        ((None, "x", 1, 1, 0), None, "column key of a row is null"),
-        (("a", None, 1, 1, 0), None, "column topic of a row is null"),
-        (("a", "x", None, 1, 0), None, "column sequence of a row is null"),
-        (("a", "x", 1, 1, 0), ("a", 1), r"has 2 fields, \('a', 1\); there are 3: key, count, digest"),
-        (("a", "x", 1, 1, 0), ("a", "one", 1), "field count must be int64"),
-        (("a", "x", 1, 1, 0), {"key": "a"}, "returned {'key': 'a'} for key 'a'; it must be tuples, Arrow or None"),
-        (("a", "x", 1, 1, 0), ["abc"], "returned is 'abc'; it must be a tuple with the fields key, count, digest"),
-        (("a", "x", 1, 1, 0), 3, "returned 3 for key 'a'"),
-        (("a", "x", 1, 1, 0), pa.record_batch({"key": ["a"]}), "key 'a' have no column count"),
+        ((None, "x", 0, 1, 1, 0), None, "column key of a row is null"),
+        (("a", None, 0, 1, 1, 0), None, "column topic of a row is null"),
+        (("a", "x", None, 1, 1, 0), None, "column partition of a row is null"),
+        (("a", "x", 0, None, 1, 0), None, "column sequence of a row is null"),
+        (("a", "x", 0, 1, 1, 0), ("a", 1), r"has 2 fields, \('a', 1\); there are 3: key, count, digest"),
+        (("a", "x", 0, 1, 1, 0), ("a", "one", 1), "field count must be int64"),
+        (("a", "x", 0, 1, 1, 0), {"key": "a"}, "returned {'key': 'a'} for key 'a'; it must be tuples, Arrow or None"),
+        (("a", "x", 0, 1, 1, 0), ["abc"], "returned is 'abc'; it must be a tuple with the fields key, count, digest"),
+        (("a", "x", 0, 1, 1, 0), 3, "returned 3 for key 'a'"),
+        (("a", "x", 0, 1, 1, 0), pa.record_batch({"key": ["a"]}), "key 'a' have no column count"),
     ],
 )
 def test_what_does_not_fit_is_a_sentence(row: Any, returns: Any, says: str) -> None:

@@ -63,7 +63,12 @@ def main(master: str, address: str, checkpoint: str) -> None:
         stream.option("startingOffsets", "earliest").schema(READ).load().mapInArrow(mark, f"{READ}, executor string")
     )
     rows = marked.selectExpr(
-        "cast(key as string) key", "topic", "sequence", "executor", "cast(cast(value as string) as long) value"
+        "cast(key as string) key",
+        "topic",
+        "partition",
+        "sequence",
+        "executor",
+        "cast(cast(value as string) as long) value",
     )
     query = (
         rows.transform(keyed(add, state=Sum, output="key string, value string", buckets=4))

@@ -43,7 +43,7 @@ def main(address: str, checkpoint: str) -> None:
     filtered = numbers.where("partition = 0 and offset >= 10").count()
     stream = spark.readStream.format("anabranch").options(**options, subscribe="numbers", startingOffsets="earliest")
     rows = stream.load().selectExpr(
-        "cast(key as string) key", "topic", "sequence", "cast(cast(value as string) as long) value"
+        "cast(key as string) key", "topic", "partition", "sequence", "cast(cast(value as string) as long) value"
     )
     sums = rows.transform(keyed(add, state=Sum, output="key string, value string", buckets=4))
     query = (

@@ -68,6 +68,7 @@ def selected(df: DataFrame) -> DataFrame:
         "1 bucket",
         "cast(key as string) key",
         "topic",
+        "partition",
         "sequence",
         "cast(cast(value as string) as long) value",
         "timestamp",
@@ -204,7 +205,12 @@ def test_timeouts_fire_by_either_clock(spark: SparkSession, address: str, checkp
             {},
             "column sequence is string; it must be bigint",
         ),
-        ("id as sequence, 'a' as key", {"topic": None, "state": list[int]}, "Give fields as a NamedTuple class"),
+        ("id as sequence, 'a' as key", {"topic": None}, "There is no column partition; the frame has sequence, key"),
+        (
+            "id as sequence, 'a' as key",
+            {"topic": None, "partition": None, "state": list[int]},
+            "Give fields as a NamedTuple class",
+        ),
         ("id as sequence, 'a' as key", {"buckets": 0}, "buckets must be 1 to 65536"),
         ("id as sequence, 'a' as key", {"ttl_ms": 0}, "ttl_ms must be 1 or more"),
         ("id as sequence, 'a' as key", {"timeout": Timeout.EVENT_TIME}, "belong together"),
@@ -227,7 +233,9 @@ def test_the_example_of_the_guide_can_be_planned(spark: SparkSession, address: s
 
 
 def test_the_collections_between_tasks_pass_over_what_a_packing_worker_has_imported(spark: SparkSession) -> None:
-    rows = spark.range(10).selectExpr("0 bucket", "cast(id as string) key", "'t' topic", "id sequence", "id value")
+    rows = spark.range(10).selectExpr(
+        "0 bucket", "cast(id as string) key", "'t' topic", "0 partition", "id sequence", "id value"
+    )
     schema = to_arrow(rows.drop("bucket").schema)
     settings = Settings(Columns(), schema, pa.struct(list(to_arrow(Digest))), maker(Digest), to_arrow("key string"))
     operator = _Operator(follow, settings, buckets=4)

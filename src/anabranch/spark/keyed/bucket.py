@@ -123,18 +123,20 @@ class Step:
     output: list[pa.RecordBatch]
     wake_ms: int | None
     """When the earliest timeout is due; None without timeouts."""
+    repeated: int = 0
+    """The rows that were skipped, because they had been applied before or came twice."""
 
 
 def step(function: Function, settings: Settings, before: BucketState, rows: pa.RecordBatch, times: Times) -> Step:
     """Apply a micro-batch's rows of a bucket, in any order, and the timeouts that are due.
 
-    Raises `KeyedError` for rows without key, topic or sequence, and for results and values that do not fit.
+    Raises `KeyedError` for rows without key, topic, partition or sequence, and for results and values that do not fit.
     """
     state = _living(before, settings, times)
     coded = code(_punctual(rows, settings, times), settings.columns)
     at = state.find(coded.distinct)
-    applied = state.applied.of(at[coded.keys], coded.topic_names, coded.topics)
-    order = order_of_new(coded.keys, coded.topics, coded.sequences, applied)
+    applied = state.applied.of(at[coded.keys], coded.topic_names, coded.topics, coded.partitions)
+    order = order_of_new(coded.keys, coded.topics, coded.partitions, coded.sequences, applied)
     keys_in_order = coded.keys[order]
     bounds = runs(keys_in_order)
     called = keys_in_order[bounds[:-1]]
@@ -153,12 +155,14 @@ def step(function: Function, settings: Settings, before: BucketState, rows: pa.R
     place_of[called] = places[: len(called)]
     new_rows = place_of[keys_in_order]
     kept = new_rows >= 0
+    new = order[kept]
     last = after.applied.with_last(
-        new_rows[kept], coded.topic_names, coded.topics[order][kept], coded.sequences[order][kept]
+        new_rows[kept], coded.topic_names, coded.topics[new], coded.partitions[new], coded.sequences[new]
     )
     after = replace(after, applied=last)
     waiting = after.timeouts[after.timeouts >= 0]
-    return Step(after, calls.output(), int(waiting.min()) if len(waiting) else None)
+    wake_ms = int(waiting.min()) if len(waiting) else None
+    return Step(after, calls.output(), wake_ms, repeated=coded.rows.num_rows - len(order))
 
 
 def _punctual(rows: pa.RecordBatch, settings: Settings, times: Times) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ state.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.state import GroupState
 
+log = logging.getLogger("anabranch.spark.keyed")
+
 BUCKETS = 64
 MESSAGES = f"{ROWS} binary"
 
@@ -47,6 +50,7 @@ def keyed(
     key: str = "key",
     sequence: str = "sequence",
     topic: str | None = "topic",
+    partition: str | None = "partition",
     timeout: Timeout = Timeout.NONE,
     ttl_ms: int | None = None,
     event_time: str | None = None,
@@ -64,10 +68,10 @@ def keyed(
 
     `state` and `output` are a NamedTuple class, a `pyarrow.Schema`, or a schema of Spark. `key` names a column that
     tells the keys of the topic apart: the record's key, or a cast of it. `topic=None` says that all rows are of one
-    topic. `timeout` allows timeouts by processing time, or by the event time of the column `event_time` with a
-    `watermark` such as "10 minutes"; late rows are dropped. A key without rows and calls for `ttl_ms` is forgotten.
-    The keys share `buckets` states; the number stays with the checkpoint. `output_mode` is that of the
-    query: sinks in Python and files take `append` only.
+    topic, `partition=None` that producers agree about the partition of each key at any time. `timeout` allows timeouts
+    by processing time, or by the event time of the column `event_time` with a `watermark` such as "10 minutes"; late
+    rows are dropped. A key without rows and calls for `ttl_ms` is forgotten. The keys share `buckets` states; the
+    number stays with the checkpoint. `output_mode` is that of the query: sinks in Python and files take `append` only.
 
     Raises `KeyedError` for arguments that do not fit each other or the frame.
     """
@@ -80,7 +84,7 @@ def keyed(
         raise KeyedError("Timeout.EVENT_TIME, event_time and watermark belong together: give all three, or none.")
 
     def transform(df: DataFrame) -> DataFrame:
-        columns = Columns(key, sequence, topic)
+        columns = Columns(key, sequence, topic, partition)
         _check(df, columns, event_time)
         value, wanted = to_arrow(state), to_arrow(output)
         settings = Settings(
@@ -94,7 +98,13 @@ def keyed(
 def _check(df: DataFrame, columns: Columns, event_time: str | None) -> None:
     """Raise `KeyedError` unless the frame has the columns with their types."""
     kinds = dict(df.dtypes)
-    wanted = {columns.key: None, columns.sequence: "bigint", columns.topic: "string", event_time: "timestamp"}
+    wanted = {
+        columns.key: None,
+        columns.sequence: "bigint",
+        columns.topic: "string",
+        columns.partition: "int",
+        event_time: "timestamp",
+    }
     for name, kind in wanted.items():
         if name is None:
             continue
@@ -166,6 +176,8 @@ class _Operator:
             times = Times(times.processing_ms, group.getCurrentWatermarkMs())
         done = step(self.function, settings, before, from_messages(messages, settings.rows), times)
         self._store(group, done, times)
+        if done.repeated:
+            log.warning("Skipped %d rows of bucket %d that had been applied before.", done.repeated, key[0])
         set_imports_aside()
         yield pd.DataFrame({ROWS: [to_message(each) for each in done.output]})
 

@@ -1,9 +1,10 @@
 """Which rows of a micro-batch are applied, and in which order.
 
-`sequence` (layout << 48 | offset) grows with every record of a key in a topic, across resizes; the sequences of two
-topics are not comparable. So rows are applied by key, then by topic, then by sequence, and a row is applied if its
-sequence is above the last one applied of its key and topic. A repeated row is skipped, in the same micro-batch or in
-a later one.
+`sequence` (layout << 48 | offset) grows with every record of a partition, and with every record of a key whose
+producers agree about its partition, across resizes. Two topics have sequences of their own, and so do two partitions
+within one layout: a key lies in both if a producer has not heard of the resize, or places keys in its own way. So rows
+are applied by key, then by topic, then by sequence, and a row is applied if its sequence is above the last one applied
+of its key, topic and partition. A repeated row is skipped, in the same micro-batch or in a later one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Columns:
     sequence: str = "sequence"
     topic: str | None = "topic"
     """None: all rows are of one topic."""
+    partition: str | None = "partition"
+    """None: in every layout, all rows of a key are of one partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,13 @@ class Coded:
     """In order: the topics of a key come one after the other."""
     topics: Numbers
     """The index in `topic_names` of every row's topic."""
+    partitions: Numbers
     sequences: Numbers
 
 
 def code(rows: pa.RecordBatch, columns: Columns) -> Coded:
-    """Number the keys and topics of rows. Raises `KeyedError` for a row without key, topic or sequence."""
-    for name in (columns.key, columns.topic, columns.sequence):
+    """Number the keys and topics of rows. Raises `KeyedError` for a row without key, topic, partition or sequence."""
+    for name in (columns.key, columns.topic, columns.partition, columns.sequence):
         if name is not None and rows.column(name).null_count:
             raise KeyedError(f"The column {name} of a row is null: select rows with .where('{name} is not null').")
     keys = rows.column(columns.key).dictionary_encode()
@@ -62,30 +66,34 @@ def code(rows: pa.RecordBatch, columns: Columns) -> Coded:
         found = coded.dictionary.to_pylist()
         names = tuple(sorted(found))
         topics = np.asarray([names.index(name) for name in found], np.int64)[_int64(coded.indices)]
-    return Coded(rows, keys.dictionary, _int64(keys.indices), names, topics, _int64(rows.column(columns.sequence)))
+    partitions = np.zeros(rows.num_rows, np.int64)
+    if columns.partition is not None:
+        partitions = _int64(rows.column(columns.partition))
+    sequences = _int64(rows.column(columns.sequence))
+    return Coded(rows, keys.dictionary, _int64(keys.indices), names, topics, partitions, sequences)
 
 
 def _int64(column: pa.Array) -> Numbers:
     return as_numbers(column.cast(pa.int64()))
 
 
-def order_of_new(keys: Numbers, topics: Numbers, sequences: Numbers, applied: Numbers) -> Numbers:
-    """Return the indices of the rows to apply, by key, topic and sequence; of equal rows the first.
+def order_of_new(keys: Numbers, topics: Numbers, partitions: Numbers, sequences: Numbers, applied: Numbers) -> Numbers:
+    """Return the indices of the rows to apply, by key, topic, sequence and partition; of equal rows the first.
 
-    `applied` is, for every row, the last sequence applied of its key and topic, or `NOTHING_APPLIED`.
+    `applied` is, for every row, the last sequence applied of its key, topic and partition, or `NOTHING_APPLIED`.
     """
     new = np.flatnonzero(sequences > applied)
-    keys, topics, sequences = keys[new], topics[new], sequences[new]
+    keys, topics, partitions, sequences = keys[new], topics[new], partitions[new], sequences[new]
     groups = keys * (int(topics.max(initial=0)) + 1) + topics
     small = int(groups.max(initial=0)) < RADIX_MAX
     order = np.argsort(groups.astype(np.uint16) if small else groups, kind="stable")
     same = np.diff(groups[order]) == 0
-    steps = np.diff(sequences[order])
-    if np.any(same & (steps < 0)):
-        order = np.lexsort((sequences, groups))
-        steps = np.diff(sequences[order])
+    steps, sides = np.diff(sequences[order]), np.diff(partitions[order])
+    if np.any(same & ((steps < 0) | ((steps == 0) & (sides < 0)))):
+        order = np.lexsort((partitions, sequences, groups))
+        steps, sides = np.diff(sequences[order]), np.diff(partitions[order])
     first = np.ones(len(order), np.bool_)
-    first[1:] = ~(same & (steps == 0))
+    first[1:] = ~(same & (steps == 0) & (sides == 0))
     return np.asarray(new[order[first]], np.int64)
 
 

@@ -1,11 +1,15 @@
 """The state of a bucket: a value, a timeout and the applied sequences of each of its keys, as Arrow columns.
 
     keys      key, value (struct, null without one), timeout (ms, -1 none), updated (ms)
-    applied   row (of `keys`), topic (in the names of the schema's metadata), sequence
+    applied   row (of `keys`), topic (in the names of the schema's metadata), partition, sequence
 
-It is stored as version, number of buckets, and the two as Arrow streams. A state of another version or of another
+It is stored as version, number of buckets, and the two as Arrow streams. A state of an unknown version or of another
 number of buckets is refused, for its keys would be looked for in other buckets. Fields that a later query adds to the
-value are null.
+value are null. Version 1 had no partitions: what it says of a key and a topic holds for every partition of which
+nothing was applied since (`ANY_PARTITION`).
+
+`applied` keeps every partition of a key: a path of the query that lags behind may still repeat rows of a layout long
+ended. By linear hashing a key moves to one more partition with each doubling of the count, so there are few.
 """
 
 from __future__ import annotations
@@ -24,7 +28,9 @@ from anabranch.records.arrow.memory import as_column, as_numbers
 from anabranch.spark.keyed.errors import KeyedError
 from anabranch.spark.keyed.rows import NOTHING_APPLIED, Numbers
 
-VERSION = 1
+VERSION = 2
+VERSION_WITHOUT_PARTITIONS = 1
+ANY_PARTITION = -1
 NEVER = -1
 Stored = tuple[int, int, bytes, bytes]
 """Version, number of buckets, keys, applied."""
@@ -35,48 +41,59 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The last applied sequence of keys in topics, each pair once."""
+    """The last applied sequence of keys in partitions of topics, each triple once."""
 
     rows: Numbers
     topics: Numbers
+    partitions: Numbers
     sequences: Numbers
     names: tuple[str, ...] = ()
     """The topics, which `topics` numbers."""
 
-    def of(self, rows: Numbers, topics: Sequence[str], topic_of: Numbers) -> Numbers:
-        """Return the sequence applied of each pair of a row of `keys` (below 0: none) and an index in `topics`."""
+    def of(self, rows: Numbers, topics: Sequence[str], topic_of: Numbers, partitions: Numbers) -> Numbers:
+        """Return the sequence applied of each row of `keys` (below 0: none), index in `topics`, and partition."""
         number = {name: index for index, name in enumerate(self.names)}
         known = np.asarray([number.get(name, -1) for name in topics], np.int64)[topic_of]
         found = np.full(len(rows), NOTHING_APPLIED, np.int64)
         if not len(self.rows):
             return found
-        pairs = self.rows * len(self.names) + self.topics
-        order = np.argsort(pairs, kind="stable")
-        wanted = rows * len(self.names) + known
-        at = np.minimum(np.searchsorted(pairs[order], wanted), len(pairs) - 1)
-        hit = (rows >= 0) & (known >= 0) & (pairs[order][at] == wanted)
-        found[hit] = self.sequences[order][at][hit]
+        width = int(max(self.partitions.max(), partitions.max(initial=0))) + 2
+        triples = (self.rows * len(self.names) + self.topics) * width + self.partitions + 1
+        order = np.argsort(triples, kind="stable")
+        triples, sequences = triples[order], self.sequences[order]
+        base = (rows * len(self.names) + known) * width
+        asked = [partitions]
+        if self.partitions.min() == ANY_PARTITION:
+            asked.insert(0, np.full(len(rows), ANY_PARTITION, np.int64))
+        for each in asked:  # What is known of the partition itself counts.
+            wanted = base + each + 1
+            at = np.minimum(np.searchsorted(triples, wanted), len(triples) - 1)
+            hit = (rows >= 0) & (known >= 0) & (triples[at] == wanted)
+            found[hit] = sequences[at][hit]
         return found
 
     def moved(self, places: Numbers) -> Applied:
         """Return what stays if row i becomes `places[i]`, or goes where that is below 0."""
         rows = places[self.rows]
         stays = rows >= 0
-        return Applied(rows[stays], self.topics[stays], self.sequences[stays], self.names)
+        return Applied(rows[stays], self.topics[stays], self.partitions[stays], self.sequences[stays], self.names)
 
-    def with_last(self, rows: Numbers, topics: Sequence[str], topic_of: Numbers, sequences: Numbers) -> Applied:
-        """Add rows that were applied, in order: the last of each pair counts."""
+    def with_last(
+        self, rows: Numbers, topics: Sequence[str], topic_of: Numbers, partitions: Numbers, sequences: Numbers
+    ) -> Applied:
+        """Add rows that were applied: the highest sequence of each key, topic and partition counts."""
         names = tuple(dict.fromkeys([*self.names, *topics]))
         number = {name: index for index, name in enumerate(names)}
         renamed = np.asarray([number[name] for name in topics], np.int64)[topic_of]
         all_rows = np.concatenate((self.rows, rows))
         all_topics = np.concatenate((self.topics, renamed))
+        all_partitions = np.concatenate((self.partitions, partitions))
         all_sequences = np.concatenate((self.sequences, sequences))
-        order = np.lexsort((all_sequences, all_topics, all_rows))
+        order = np.lexsort((all_sequences, all_partitions, all_topics, all_rows))
         last = np.ones(len(order), np.bool_)
-        last[:-1] = (np.diff(all_rows[order]) != 0) | (np.diff(all_topics[order]) != 0)
+        last[:-1] = np.any([np.diff(each[order]) != 0 for each in (all_rows, all_topics, all_partitions)], axis=0)
         kept = order[last]
-        return Applied(all_rows[kept], all_topics[kept], all_sequences[kept], names)
+        return Applied(all_rows[kept], all_topics[kept], all_partitions[kept], all_sequences[kept], names)
 
 
 def _none() -> Numbers:
@@ -122,7 +139,7 @@ class BucketState:
 
 def empty(key_type: pa.DataType, value_type: pa.StructType) -> BucketState:
     """Return the state of a bucket that has no keys."""
-    nothing = Applied(_none(), _none(), _none())
+    nothing = Applied(_none(), _none(), _none(), _none())
     return BucketState(pa.array([], key_type), pa.array([], value_type), _none(), _none(), nothing)
 
 
@@ -182,6 +199,7 @@ def encode(state: BucketState, buckets: int) -> Stored:
         {
             "row": as_column(state.applied.rows.astype(np.int32)),
             "topic": as_column(state.applied.topics.astype(np.int32)),
+            "partition": as_column(state.applied.partitions.astype(np.int32)),
             "sequence": as_column(state.applied.sequences),
         }
     ).replace_schema_metadata({"topics": json.dumps(state.applied.names)})
@@ -191,13 +209,17 @@ def encode(state: BucketState, buckets: int) -> Stored:
 def decode(stored: Stored, buckets: int, key_type: pa.DataType, value_type: pa.StructType) -> BucketState:
     """Return the state of a stored form. Raises `KeyedError` if this query cannot go on with it."""
     version, made_with, keys_data, applied_data = stored
-    if version != VERSION:
+    if version not in (VERSION, VERSION_WITHOUT_PARTITIONS):
         raise KeyedError(f"The state has version {version}, this is version {VERSION}: start from a new checkpoint.")
     if made_with != buckets:
         raise KeyedError(f"The state was made with buckets={made_with}: set that, or start from a new checkpoint.")
     keys, applied = _from_bytes(keys_data), _from_bytes(applied_data)
     if keys.column("key").type != key_type:
         raise KeyedError(f"The state has keys of type {keys.column('key').type}; the rows have {key_type}.")
+    sequences = _int64(applied.column("sequence"))
+    partitions = np.full(len(sequences), ANY_PARTITION, np.int64)
+    if version != VERSION_WITHOUT_PARTITIONS:
+        partitions = _int64(applied.column("partition"))
     return BucketState(
         keys.column("key"),
         _adapted(keys.column("value"), value_type),
@@ -206,7 +228,8 @@ def decode(stored: Stored, buckets: int, key_type: pa.DataType, value_type: pa.S
         Applied(
             _int64(applied.column("row")),
             _int64(applied.column("topic")),
-            _int64(applied.column("sequence")),
+            partitions,
+            sequences,
             tuple(json.loads(applied.schema.metadata[b"topics"])),
         ),
     )
