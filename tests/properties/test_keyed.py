@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.machines.lineage import Lineage
-from anabranch.spark.keyed.bucket import KeyState, Settings, Timeout, Times, step
+from anabranch.spark.keyed.bucket import KeyState, Settings, Step, Timeout, Times, step
 from anabranch.spark.keyed.errors import KeyedError
 from anabranch.spark.keyed.packing import from_messages, pack
 from anabranch.spark.keyed.rows import Columns, order_of_new, runs
@@ -275,7 +275,7 @@ def test_rows_are_packed_by_bucket_and_unpacked(seed: int, size_max: int) -> Non
     assert from_messages([], ROWS).num_rows == 0
 
 
-def test_late_rows_are_dropped_and_event_time_timeouts_are_due_behind_the_watermark() -> None:
+def test_rows_are_late_by_the_watermark_of_an_earlier_micro_batch_and_timeouts_are_due_by_the_present_one() -> None:
     called: list[tuple[str, list[int], bool]] = []
 
     def note(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> None:
@@ -285,16 +285,28 @@ def test_late_rows_are_dropped_and_event_time_timeouts_are_due_behind_the_waterm
             state.set_timeout_at(100)
 
     by_event = settings_of(Timeout.EVENT_TIME, event_time="time")
-    state = empty(pa.string(), by_event.value)
-    rows = [("a", "x", 0, 1, 10, 50), ("a", "x", 0, 2, 20, 51), ("b", "x", 0, 3, 30, 50)]
-    done = step(note, by_event, state, batch(rows), Times(0, 50))
-    assert called == [("a", [20], False)] and done.wake_ms == 100
-    done = step(note, by_event, done.state, batch([]), Times(10_000, 99))
-    assert len(called) == 1 and done.wake_ms == 100
-    with pytest.raises(KeyedError, match="not after the watermark"):
-        step(note, by_event, done.state, batch([("a", "x", 0, 4, 40, 200)]), Times(0, 100))
-    done = step(note, by_event, done.state, batch([]), Times(0, 100))
-    assert called[2:] == [("a", [], True)] and done.wake_ms is None
+
+    def run(state: BucketState, rows: list[Row], watermark_ms: int | None) -> Step:
+        called.clear()
+        stored = encode(state, BUCKETS)
+        return step(
+            note, by_event, decode(stored, BUCKETS, pa.string(), by_event.value), batch(rows), Times(9, watermark_ms)
+        )
+
+    done = run(empty(pa.string(), by_event.value), [("a", "x", 0, 1, 10, 50)], None)
+    assert called == [("a", [10], False)] and (done.wake_ms, done.late) == (100, 0)
+    # The watermark of this micro-batch comes from the one before: it was not known when the rows were read.
+    done = run(done.state, [("a", "x", 0, 2, 20, 50), ("b", "x", 0, 3, 30, 51)], 50)
+    assert called == [("a", [20], False), ("b", [30], False)] and (done.wake_ms, done.late) == (100, 0)
+    done = run(done.state, [("a", "x", 0, 4, 40, 50), ("b", "x", 0, 5, 50, 51), ("b", "x", 0, 6, 60, 50)], 99)
+    assert called == [("b", [50], False)] and (done.wake_ms, done.late) == (100, 2)
+    # A timeout that the watermark has passed is due when the watermark moves.
+    done = run(done.state, [("b", "x", 0, 7, 70, 120)], 100)
+    assert called == [("b", [70], False), ("a", [], True)] and done.wake_ms == 101
+    done = run(done.state, [], 101)
+    assert called == [("b", [], True)] and done.wake_ms is None
+    with pytest.raises(KeyedError, match="at 1 ms of the epoch or later; it is at 0"):
+        KeyState(START, False, Times(0), by_event).set_timeout_at(0)
 
 
 def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:

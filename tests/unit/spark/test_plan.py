@@ -68,6 +68,45 @@ def test_a_batch_stops_before_records_that_wait_on_others_and_the_next_one_takes
     assert not extent({"t": grown()}, second.end).advances
 
 
+WIDE = Lineage.of_cuts(2, (2, 4, 8), {0: [(0, 10), (1, 20)], 1: [(0, 10), (1, 20)], 2: [(1, 10)], 3: [(1, 10)]})
+"""Ten records in each segment of 0 to 3, of layouts 0 to 2, and in 4 to 7."""
+
+
+def wide(**ends: int) -> TopicSnapshot:
+    given = {0: 30, 1: 30, 2: 20, 3: 20, 4: 10, 5: 10, 6: 10, 7: 10} | {int(p[1:]): end for p, end in ends.items()}
+    return TopicSnapshot("t", "id", WIDE, dict.fromkeys(given, 0), given)
+
+
+def read_in(snapshot: TopicSnapshot, limit: int | None = None) -> list[dict[int, int]]:
+    """The positions at the ends of the micro-batches that read everything there is now."""
+    found, reached = [], extent({"t": snapshot}, {}, limit)
+    while reached.advances:
+        found.append({p: offset for p, offset in reached.end["t"].offsets.items() if offset})
+        reached = extent({"t": snapshot}, reached.end, limit)
+    return found
+
+
+def test_no_partition_is_read_beyond_the_layout_that_a_closed_gate_waits_for() -> None:
+    assert read_in(wide()) == [{0: 10, 1: 10}, {0: 20, 1: 20, 2: 10, 3: 10}, dict(wide().ends)]
+    for limit in (1, 3, 7):
+        batches = read_in(wide(), limit)
+        assert all(not reached.keys() - {0, 1} for reached in batches if min(reached.get(0, 0), reached.get(1, 0)) < 10)
+        assert batches[-1] == wide().ends
+
+
+def test_a_gate_without_records_behind_it_holds_nobody_back() -> None:
+    assert read_in(wide(p2=0, p3=0, p4=0, p5=0, p6=0, p7=0)) == [{0: 30, 1: 30}]
+
+
+def test_what_an_open_transaction_holds_back_does_not_hold_the_other_families_for_ever() -> None:
+    """Readers of committed records see partition 0 end at offset 5; 2, 4 and 6 have its keys, the others have not."""
+    assert read_in(wide(p0=5)) == [
+        {0: 5, 1: 10},
+        {0: 5, 1: 20, 3: 10},
+        {0: 5, 1: 30, 3: 20, 5: 10, 7: 10},
+    ]
+
+
 def test_gates_do_not_wait_for_partitions_that_the_query_does_not_read() -> None:
     only = extent({"t": grown()}, {}, assigned={"t": frozenset({3})})
     assert only.end["t"].offsets == {3: 1}

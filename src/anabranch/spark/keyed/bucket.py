@@ -58,7 +58,7 @@ class Settings:
     timeout: Timeout = Timeout.NONE
     ttl_ms: int | None = None
     event_time: str | None = None
-    """The column whose rows below the watermark are late, and dropped."""
+    """The column that says whether a row is late."""
 
     def due_before(self, times: Times) -> int:
         """Return the time in ms up to which timeouts are due."""
@@ -106,13 +106,16 @@ class KeyState(Generic[S]):
         self.timeout_ms = self.times.processing_ms + duration_ms
 
     def set_timeout_at(self, event_time_ms: int) -> None:
-        """Have the function called when the watermark has passed `event_time_ms`."""
+        """Have the function called when the watermark has passed `event_time_ms`.
+
+        A row may be behind the watermark, as with Spark, where it is dropped one micro-batch later; a time that the
+        watermark has passed is due when the watermark moves on.
+        """
         if self._settings.timeout is not Timeout.EVENT_TIME:
             raise KeyedError("set_timeout_at needs keyed(..., timeout=Timeout.EVENT_TIME).")
-        watermark_ms = self._settings.due_before(self.times)
-        if event_time_ms <= max(watermark_ms, 0):
-            raise KeyedError(f"The timeout {event_time_ms} ms is not after the watermark, {watermark_ms} ms.")
-        self.timeout_ms = event_time_ms
+        if event_time_ms <= 0:
+            raise KeyedError(f"A timeout must be at 1 ms of the epoch or later; it is at {event_time_ms}.")
+        self.timeout_ms = max(event_time_ms, self._settings.due_before(self.times) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,8 @@ class Step:
     """When the earliest timeout is due; None without timeouts."""
     repeated: int = 0
     """The rows that were skipped, because they had been applied before or came twice."""
+    late: int = 0
+    """The rows that were dropped, because they were behind the watermark."""
 
 
 def step(function: Function, settings: Settings, before: BucketState, rows: pa.RecordBatch, times: Times) -> Step:
@@ -133,7 +138,7 @@ def step(function: Function, settings: Settings, before: BucketState, rows: pa.R
     Raises `KeyedError` for rows without key, topic, partition or sequence, and for results and values that do not fit.
     """
     state = _living(before, settings, times)
-    coded = code(_punctual(rows, settings, times), settings.columns)
+    coded = code(_punctual(rows, settings, state.watermark_ms), settings.columns)
     at = state.find(coded.distinct)
     applied = state.applied.of(at[coded.keys], coded.topic_names, coded.topics, coded.partitions)
     order = order_of_new(coded.keys, coded.topics, coded.partitions, coded.sequences, applied)
@@ -159,18 +164,28 @@ def step(function: Function, settings: Settings, before: BucketState, rows: pa.R
     last = after.applied.with_last(
         new_rows[kept], coded.topic_names, coded.topics[new], coded.partitions[new], coded.sequences[new]
     )
-    after = replace(after, applied=last)
+    after = replace(after, applied=last, watermark_ms=_or_never(times.watermark_ms))
     waiting = after.timeouts[after.timeouts >= 0]
     wake_ms = int(waiting.min()) if len(waiting) else None
-    return Step(after, calls.output(), wake_ms, repeated=coded.rows.num_rows - len(order))
+    punctual = coded.rows.num_rows
+    return Step(after, calls.output(), wake_ms, repeated=punctual - len(order), late=rows.num_rows - punctual)
 
 
-def _punctual(rows: pa.RecordBatch, settings: Settings, times: Times) -> pa.RecordBatch:
-    """Drop the rows whose event time is not after the watermark, as Spark does."""
-    if settings.event_time is None or times.watermark_ms is None:
+def _or_never(watermark_ms: int | None) -> int:
+    return NEVER if watermark_ms is None else watermark_ms
+
+
+def _punctual(rows: pa.RecordBatch, settings: Settings, watermark_ms: int) -> pa.RecordBatch:
+    """Drop the rows whose event time is not after the watermark of an earlier micro-batch.
+
+    Spark's operators drop by the watermark of the micro-batch before (`eventTimeWatermarkForLateEvents`), not by that
+    of the present one, by which timeouts are due: rows that come together are not late by each other. A bucket knows
+    the watermark of the last micro-batch in which it was worked on, that one or an earlier one.
+    """
+    if settings.event_time is None or watermark_ms == NEVER:
         return rows
     event_us = rows.column(settings.event_time).cast(pa.timestamp("us", "UTC"))
-    watermark = pa.scalar(times.watermark_ms * 1000, pa.int64()).cast(event_us.type)
+    watermark = pa.scalar(watermark_ms * 1000, pa.int64()).cast(event_us.type)
     late = pc.fill_null(pc.less_equal(event_us, watermark), False)
     return rows.filter(pc.invert(late))
 

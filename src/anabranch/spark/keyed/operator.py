@@ -176,6 +176,8 @@ class _Operator:
             times = Times(times.processing_ms, group.getCurrentWatermarkMs())
         done = step(self.function, settings, before, from_messages(messages, settings.rows), times)
         self._store(group, done, times)
+        if done.late:
+            log.warning("Dropped %d rows of bucket %d that were behind the watermark.", done.late, key[0])
         if done.repeated:
             log.warning("Skipped %d rows of bucket %d that had been applied before.", done.repeated, key[0])
         set_imports_aside()

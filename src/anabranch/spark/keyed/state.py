@@ -2,6 +2,7 @@
 
     keys      key, value (struct, null without one), timeout (ms, -1 none), updated (ms)
     applied   row (of `keys`), topic (in the names of the schema's metadata), partition, sequence
+    watermark (ms, in the metadata, too) of the last micro-batch in which the bucket was worked on; -1 none
 
 It is stored as version, number of buckets, and the two as Arrow streams. A state of an unknown version or of another
 number of buckets is refused, for its keys would be looked for in other buckets. Fields that a later query adds to the
@@ -109,6 +110,8 @@ class BucketState:
     timeouts: Numbers
     updated: Numbers
     applied: Applied
+    watermark_ms: int = NEVER
+    """Of the last micro-batch in which the bucket was worked on."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -134,6 +137,7 @@ class BucketState:
             self.timeouts[stays],
             self.updated[stays],
             self.applied.moved(places),
+            self.watermark_ms,
         )
 
 
@@ -202,7 +206,7 @@ def encode(state: BucketState, buckets: int) -> Stored:
             "partition": as_column(state.applied.partitions.astype(np.int32)),
             "sequence": as_column(state.applied.sequences),
         }
-    ).replace_schema_metadata({"topics": json.dumps(state.applied.names)})
+    ).replace_schema_metadata({"topics": json.dumps(state.applied.names), "watermark": str(state.watermark_ms)})
     return VERSION, buckets, _to_bytes(keys), _to_bytes(applied)
 
 
@@ -232,6 +236,7 @@ def decode(stored: Stored, buckets: int, key_type: pa.DataType, value_type: pa.S
             sequences,
             tuple(json.loads(applied.schema.metadata[b"topics"])),
         ),
+        int(applied.schema.metadata.get(b"watermark", NEVER)),
     )
 
 

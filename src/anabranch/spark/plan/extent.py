@@ -1,4 +1,10 @@
-"""The end of a query's next batch: the log ends, the first closed gates, or the limit."""
+"""The end of a query's next batch: the log ends, the first closed gates, the layout that they wait for, or the limit.
+
+While a gate of a topic is closed with records behind it, no partition is read beyond the layouts before that gate:
+else the partitions without a closed gate would be whole layouts ahead of the others, and the watermark of a query with
+them, so that the records behind the gate would be late when they come. Only a gate before which nothing can be read now
+(an open transaction holds it back) does not hold the others: they are read up to the next one.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +49,12 @@ def extent(
         )
         all_positions[topic] = found
         losses += found.losses
-        gates = _gates(snapshot, found.positions)
-        for partition, position in found.positions.items():
-            end = snapshot.ends[partition]
-            if horizon is not None:
-                end = min(end, horizon.get(topic, {}).get(partition, position))
-            gate = gates.get(partition)
-            open_[TopicPartition(topic, partition)] = (end if gate is None else min(end, gate)) - position
+        ends = {partition: snapshot.ends[partition] for partition in found.positions}
+        if horizon is not None:
+            known = horizon.get(topic, {})
+            ends = {p: min(ends[p], known.get(p, position)) for p, position in found.positions.items()}
+        readable = _readable(snapshot, found.positions, ends)
+        open_.update((TopicPartition(topic, p), readable[p] - position) for p, position in found.positions.items())
     for topic in sorted(start.keys() - snapshots.keys()):
         losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
     read_so_far = sum(position for found in all_positions.values() for position in found.positions.values())
@@ -66,6 +71,21 @@ def extent(
         }
         end_offsets[topic] = TopicOffsets(ends, snapshot.topic_id, snapshot.lineage.current + 1, seen)
     return Extent(end_offsets, tuple(losses), bool(losses) or any(taken.values()))
+
+
+def _readable(snapshot: TopicSnapshot, positions: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    """Return the offset up to which each partition can be read now, at most its end in `ends`."""
+    lineage = snapshot.lineage
+    gates = {p: gate for p, gate in _gates(snapshot, positions).items() if gate is not None}
+    own = {p: min(end, gates.get(p, end)) for p, end in ends.items()}
+    held = {lineage.layout_at(p, gate) for p, gate in gates.items() if gate < ends[p]}
+    if not held:
+        return own
+    oldest = min((lineage.layout_at(p, at) for p, at in positions.items() if at < own[p]), default=lineage.current)
+    layout = min((layout for layout in held if layout > oldest), default=None)
+    if layout is None:
+        return own
+    return {p: min(own[p], max(at, lineage.start(p, layout))) for p, at in positions.items()}
 
 
 def _gates(snapshot: TopicSnapshot, positions: Mapping[int, int]) -> Mapping[int, int | None]:
