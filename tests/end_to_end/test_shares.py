@@ -377,6 +377,7 @@ class Whole(NamedTuple):
     partition: int
     start: int
     end: int
+    topic_id: str = ""
 
 
 @pytest.mark.parametrize("accepts", [True, False])

@@ -204,7 +204,16 @@ class SnapshotReader:
         starts, ends = await asyncio.gather(self._offsets(view, EARLIEST), self._offsets(view, LATEST))
         ordered = self._options.ordered and view.ordered
         later = {partition: max(end, starts[partition]) for partition, end in ends.items()}
-        return TopicSnapshot(view.name, view.topic_id.hex, view.lineage, starts, later, ordered)
+        return TopicSnapshot(
+            view.name,
+            view.topic_id.hex,
+            view.lineage,
+            starts,
+            later,
+            ordered,
+            removed=view.removed,
+            cleanup=view.cleanup,
+        )
 
     async def _with_retries(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
         """Query a topic; after a retriable error, refresh its view and retry."""

@@ -285,6 +285,11 @@ def _check_assignment(snapshots: Mapping[str, TopicSnapshot], options: Options) 
             raise OptionError(f"assign names partition {absent[0]} of {topic}, which has partitions 0 to {max(has)}.")
 
 
+def _still_there(offsets: Offsets, snapshots: Mapping[str, TopicSnapshot]) -> Offsets:
+    """Return the offsets of the topics that exist, and are not others of these names."""
+    return {topic: known for topic, known in offsets.items() if topic in snapshots and known.is_of(snapshots[topic])}
+
+
 # -- streaming ---------------------------------------------------------------------------------------------------------
 
 
@@ -320,7 +325,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for topic, snapshot in snapshots.items():
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
-            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, snapshot.lineage.current + 1)
+            layouts = snapshot.lineage.current + 1
+            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, layouts, removed=dict(snapshot.removed))
         self._initial = self._to_json(offsets, {})
         return self._initial
 
@@ -364,10 +370,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         snapshots = self._snapshots
         if snapshots is None:
             snapshots = self._read_snapshots({topic: each.offsets for topic, each in finish.items()})
+        begin, there = _still_there(begin, snapshots), _still_there(finish, snapshots)
         self._report(lost_between(snapshots, begin, finish))
         first = {topic: known.offsets for topic, known in begin.items()}
-        last = {topic: known.offsets for topic, known in finish.items()}
-        return self._tasks(snapshots, first, last, whole=False)
+        last = {topic: known.offsets for topic, known in there.items()}
+        return self._tasks({topic: snapshots[topic] for topic in there}, first, last, whole=False)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the query's progress to the consumer group, if the options name one, so that tools can show its lag.

@@ -20,6 +20,7 @@ from anabranch.spark.plan import (
     begun_of,
     extent,
     key_ranges,
+    lost_between,
     offsets_from_json,
     offsets_to_json,
     plan_tasks,
@@ -124,8 +125,8 @@ def test_what_came_after_the_horizon_is_left_for_another_run() -> None:
 
 
 def test_offsets_survive_the_checkpoint_and_equal_offsets_are_equal_text() -> None:
-    one = {"b": TopicOffsets({10: 5, 2: 7}, "id", 3, {10: 9}), "a": TopicOffsets({})}
-    other = {"a": TopicOffsets({}), "b": TopicOffsets({2: 7, 10: 5}, "id", 3, {10: 9})}
+    one = {"b": TopicOffsets({10: 5, 2: 7}, "id", 3, {10: 9}, {12: 8, 11: 6}), "a": TopicOffsets({})}
+    other = {"a": TopicOffsets({}), "b": TopicOffsets({2: 7, 10: 5}, "id", 3, {10: 9}, {11: 6, 12: 8})}
     text = json.dumps(offsets_to_json(one))
     assert text == json.dumps(offsets_to_json(other))
     assert offsets_from_json(json.loads(text)) == one
@@ -153,6 +154,90 @@ def test_a_partition_that_was_removed_is_no_loss_when_it_was_read_and_one_otherw
     assert query_positions(look, TopicOffsets({0: 9, 1: 40}, "id")).losses == ()
     (lost,) = query_positions(look, TopicOffsets({0: 9, 1: 40}, "id", 1, {1: 50})).losses
     assert lost == Loss("t", 1, 40, None, "the partition was removed before its records up to offset 50 were read")
+
+
+SHRUNK = Lineage.of_cuts(1, (2, 1), {0: [(0, 500)]})
+
+
+@pytest.mark.parametrize(
+    ("known", "removed", "lost"),
+    [
+        # The query had read all there was, and was down while 1,000 more came; whether it noted what is removed or not.
+        (TopicOffsets({0: 100, 1: 100}, "id", 1, removed={}), {1: 1_100}, (100, 1_100)),
+        (TopicOffsets({0: 100, 1: 100}, "id", 1), {1: 1_100}, (100, 1_100)),
+        (TopicOffsets({0: 100, 1: 1_100}, "id", 1, removed={}), {1: 1_100}, None),
+        # It appeared and went while the query was down.
+        (TopicOffsets({0: 100}, "id", 1, removed={}), {1: 40}, (0, 40)),
+        # It was removed before: by a query that notes it, and by one of an earlier version.
+        (TopicOffsets({0: 100}, "id", 2, removed={1: 40}), {1: 40}, None),
+        (TopicOffsets({0: 100}, "id", 2), {1: 40}, None),
+        # It was created again and removed again.
+        (TopicOffsets({0: 100}, "id", 2, removed={1: 40}), {1: 60}, (40, 60)),
+        # An earlier version of brokers says nothing of it.
+        (TopicOffsets({0: 100, 1: 40}, "id", 1, {1: 50}, removed={}), {}, (40, 50)),
+    ],
+)
+def test_a_removed_partition_is_judged_by_where_it_ended(
+    known: TopicOffsets, removed: dict[int, int], lost: tuple[int, int] | None
+) -> None:
+    look = TopicSnapshot("t", "id", SHRUNK, {0: 0}, {0: 600}, removed=removed)
+    reached = extent({"t": look}, {"t": known})
+    says = (
+        [] if lost is None else [f"t-1: the partition was removed before its records up to offset {lost[1]} were read"]
+    )
+    assert [str(each) for each in reached.losses] == says
+    assert [each.wanted for each in reached.losses] == ([] if lost is None else [lost[0]])
+    assert extent({"t": look}, reached.end).losses == ()
+    assert reached.end["t"].removed == removed
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted"),
+    [
+        (TopicOffsets({0: 9}, "id", 1, removed={}), 0),
+        (TopicOffsets({0: 9}, "id", 1, removed={1: 40}), 40),
+        (TopicOffsets({0: 9}, "id", 1, removed={1: 50}), None),
+        (TopicOffsets({0: 9}, "id", 1), None),
+        (None, None),
+    ],
+)
+def test_a_partition_that_appeared_and_was_trimmed_unread_is_a_loss(
+    known: TopicOffsets | None, wanted: int | None
+) -> None:
+    found = query_positions(flat({0: 9, 1: 60}, {0: 0, 1: 50}), known)
+    assert found.positions[1] == 50
+    assert [each.wanted for each in found.losses if each.partition == 1] == ([] if wanted is None else [wanted])
+
+
+def test_what_a_compacted_topic_folds_back_is_no_loss() -> None:
+    compact = frozenset({"compact"})
+    known = TopicOffsets({0: 100, 1: 52}, "id", 1, {1: 210}, removed={})
+    emptied = TopicSnapshot("t", "id", SHRUNK, {0: 0, 1: 210}, {0: 160, 1: 210}, cleanup=compact)
+    removed = TopicSnapshot("t", "id", SHRUNK, {0: 0}, {0: 160}, removed={1: 210}, cleanup=compact)
+    opened = flat({0: 160, 1: 230}, {0: 0, 1: 210})
+    for look, cleanup, lost in [
+        (emptied, {"compact"}, False),
+        (emptied, {"compact", "delete"}, False),
+        (emptied, {"delete"}, True),
+        (removed, {"compact"}, False),
+        (removed, {"compact", "delete"}, False),
+        (removed, {"delete"}, True),
+        (opened, {"compact"}, False),
+        (opened, {"compact", "delete"}, True),
+        (opened, set(), True),
+    ]:
+        snapshot = replace(look, cleanup=frozenset(cleanup))
+        begun, planned = {"t": known}, {"t": replace(known, offsets={0: 100, 1: 210})}
+        assert bool(query_positions(snapshot, known).losses) is lost
+        assert bool(lost_between({"t": snapshot}, begun, planned)) is lost
+    ends = {"t": {0: 100, 1: 210}}
+    (read,) = plan_tasks({"t": replace(emptied, starts={0: 0, 1: 0})}, {"t": {0: 100, 1: 52}}, ends, Splitting())[
+        0
+    ].reads
+    assert (read.partition, read.folds_back) == (1, True)
+    (task,) = plan_tasks({"t": replace(emptied, starts={0: 100, 1: 0})}, {}, ends, Splitting(), whole=True)
+    assert [each.folds_back for each in task.reads] == [False], "a batch query does not read the copies"
+    assert plan_tasks({"t": removed}, {"t": {0: 100, 1: 52}}, ends, Splitting()) == []
 
 
 def test_a_new_partition_starts_at_its_log_start_without_loss() -> None:
@@ -214,7 +299,10 @@ def test_a_limit_below_the_number_of_partitions_goes_round() -> None:
 def test_a_micro_batch_is_one_task_per_partition_unless_more_are_asked_for() -> None:
     looks = {"t": flat({0: 10, 1: 0, 2: 30})}
     tasks = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting())
-    assert [task.reads for task in tasks] == [(Read("t", 0, 0, 10, initial=3),), (Read("t", 2, 0, 30, initial=3),)]
+    assert [task.reads for task in tasks] == [
+        (Read("t", 0, 0, 10, initial=3, topic_id="id"),),
+        (Read("t", 2, 0, 30, initial=3, topic_id="id"),),
+    ]
     by_key = plan_tasks(looks, {}, {"t": {0: 10, 1: 0, 2: 30}}, Splitting(min_partitions=4))
     assert [(task.reads[0].partition, task.key_range) for task in by_key] == [
         (0, WHOLE),
@@ -250,9 +338,9 @@ def test_splits_by_offset_cover_the_partition_and_keep_their_layouts() -> None:
     splitting = Splitting(max_records_per_partition=3, by_key=False)
     reads = [task.reads[0] for task in plan_tasks({"t": look}, {}, {"t": {0: 9}}, splitting)]
     assert reads == [
-        Read("t", 0, 0, 3, (), (0,), (WHOLE,)),
-        Read("t", 0, 3, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1))),
-        Read("t", 0, 6, 9, (), (2,), (WHOLE,)),
+        Read("t", 0, 0, 3, (), (0,), (WHOLE,), topic_id="id"),
+        Read("t", 0, 3, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1)), topic_id="id"),
+        Read("t", 0, 6, 9, (), (2,), (WHOLE,), topic_id="id"),
     ]
 
 
@@ -261,9 +349,9 @@ def test_a_batch_query_reads_a_family_in_layout_order() -> None:
     look = TopicSnapshot("t", "id", lineage, {0: 0, 1: 0}, {0: 9, 1: 5})
     (task,) = plan_tasks({"t": look}, {}, {"t": look.ends}, Splitting(), whole=True)
     assert task.reads == (
-        Read("t", 0, 0, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1))),
-        Read("t", 1, 0, 5, (), (1,), (interval(1, 2, 1),)),
-        Read("t", 0, 6, 9, (), (2,), (WHOLE,)),
+        Read("t", 0, 0, 6, (4,), (0, 1), (WHOLE, interval(0, 2, 1)), topic_id="id"),
+        Read("t", 1, 0, 5, (), (1,), (interval(1, 2, 1),), topic_id="id"),
+        Read("t", 0, 6, 9, (), (2,), (WHOLE,), topic_id="id"),
     )
     line = plan_to_json({"t": look}, {}, {"t": look.ends}, [task], by_key=True, whole=True)
     assert verify(line) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -28,6 +28,7 @@ ATTEMPTS_MAX = 30
 RETRY_BACKOFF_MS = 100
 REQUEST_TIMEOUT_MS = 30_000
 ORDERED_DELIVERY = "enable.ordered.delivery"
+CLEANUP_POLICY = "cleanup.policy"
 TOPIC_RESOURCE = 2
 
 
@@ -69,6 +70,8 @@ class TopicInfo:
     elastic: bool
     """Whether the broker supports resizing."""
     is_internal: bool = False
+    removed: Mapping[int, int] = field(default_factory=dict)
+    """Partitions that were removed and have not been created again, to the offset at which each ended."""
 
     @property
     def leaders(self) -> dict[int, int]:
@@ -320,8 +323,18 @@ class Cluster:
         Raises ApiError: the broker's refusal, or a sentence that says why the lineage cannot be read.
         """
         info, lineage = await self.info_and_lineage(name)
-        ordered = not info.elastic or await self._ordered(name)
-        return TopicView(name, info.topic_id, lineage, info.leaders, info.epochs, info.elastic, ordered)
+        configs = await self._configs(name) if info.elastic else {}
+        return TopicView(
+            name,
+            info.topic_id,
+            lineage,
+            info.leaders,
+            info.epochs,
+            info.elastic,
+            ordered=configs.get(ORDERED_DELIVERY) != "false",
+            removed=info.removed,
+            cleanup=frozenset((configs.get(CLEANUP_POLICY) or "").replace(" ", "").split(",")) - {""},
+        )
 
     async def info_and_lineage(self, name: str) -> tuple[TopicInfo, Lineage]:
         """Return a topic and its lineage, both of one moment; errors as those of `view`."""
@@ -351,13 +364,12 @@ class Cluster:
         """Return the leader epochs that ended with each layout of a topic, of a few of its partitions."""
         return await self._lineages.epochs(info, partitions)
 
-    async def _ordered(self, name: str) -> bool:
+    async def _configs(self, name: str) -> dict[str, str | None]:
         resource = DescribeConfigsResource(
-            resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[ORDERED_DELIVERY]
+            resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[ORDERED_DELIVERY, CLEANUP_POLICY]
         )
         response = await self.ask(DescribeConfigsRequest(resources=[resource]))
-        values = {config.name: config.value for result in response.results for config in result.configs}
-        return values.get(ORDERED_DELIVERY) != "false"
+        return {config.name: config.value for result in response.results for config in result.configs}
 
 
 def offsets_request(
@@ -394,7 +406,9 @@ def _topic_info(topic: Any) -> TopicInfo:
     initial = topic.initial_partition_count if elastic else count
     layouts = _numbered(topic.layouts) or (Layout(0, count),)
     topic_id = topic.topic_id or NO_TOPIC_ID
-    return TopicInfo(topic.name, topic_id, partitions, initial, count, layouts, elastic, bool(topic.is_internal))
+    removed = {gone.partition: gone.next_offset for gone in topic.removed}
+    internal = bool(topic.is_internal)
+    return TopicInfo(topic.name, topic_id, partitions, initial, count, layouts, elastic, internal, removed)
 
 
 def _numbered(layouts: Iterable[TopicLayout]) -> tuple[Layout, ...]:

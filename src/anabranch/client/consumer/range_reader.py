@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
 import uvloop
 
 from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connect, Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.asked import wanted_fields
@@ -38,8 +39,10 @@ FETCH_SIZE_MIN = 64 * 1024
 FETCH_SIZE_MAX = 15 * 1024 * 1024
 """A fetch costs about a millisecond on both sides; with its frame's head it fits into a slab of 16 MiB."""
 RECORD_SIZE_GUESS = 1024
-FETCH_VERSION_MAX = 12
-"""The last version that identifies topics by name, so that no topic ids are needed."""
+FETCH_VERSION_BY_NAME = 12
+"""The last version that names topics."""
+FETCH_VERSION_BY_ID = 13
+"""The first version that identifies topics by id."""
 RETRY_INTERVAL_S = 0.1
 
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -48,10 +51,12 @@ T = TypeVar("T")
 
 
 class OffsetRange(Protocol):
-    """Offsets `start` to `end`, `end` exclusive, of one partition."""
+    """Offsets `start` to `end`, `end` exclusive, of one partition of the topic with this name and, unless "", id."""
 
     @property
     def topic(self) -> str: ...
+    @property
+    def topic_id(self) -> str: ...
     @property
     def partition(self) -> int: ...
     @property
@@ -66,8 +71,11 @@ R = TypeVar("R", bound=OffsetRange)
 class OffsetsGoneError(AnabranchError):
     """Offsets of a range were deleted; `available` is the next readable offset, None if the partition is gone."""
 
-    def __init__(self, tp: TopicPartition, offset: int, available: int | None, why: str) -> None:
+    def __init__(
+        self, tp: TopicPartition, offset: int, available: int | None, why: str, *, is_of_another_topic: bool = False
+    ) -> None:
         super().__init__(f"{tp} cannot be read at offset {offset}: {why}")
+        self.is_of_another_topic = is_of_another_topic
         self.offset = offset
         self.available = available
         self.why = why
@@ -184,7 +192,7 @@ class RangeReader:
         while True:
             error: AnabranchError
             try:
-                found = await self._ask(tp, offset, size, None if tp.topic in self._whole_only else asked)
+                found = await self._ask(wanted, offset, size, None if tp.topic in self._whole_only else asked)
                 if found is not None:
                     return found
                 why = f"the broker sends nothing of {tp} at offset {offset}"
@@ -213,10 +221,14 @@ class RangeReader:
                 raise error
             await asyncio.sleep(RETRY_INTERVAL_S)
 
-    async def _ask(self, tp: TopicPartition, offset: int, size: int, asked: Asked | None) -> _Found | None:
+    async def _ask(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found | None:
+        tp = TopicPartition(wanted.topic, wanted.partition)
         info = self._topics.get(tp.topic)
         if info is None or tp.partition not in info.partitions:
             info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
+        if wanted.topic_id not in ("", info.topic_id.hex):
+            why = "the topic was deleted and created again since"
+            raise OffsetsGoneError(tp, offset, None, why, is_of_another_topic=True)
         partition = info.partitions.get(tp.partition)
         if partition is None:
             raise OffsetsGoneError(tp, offset, None, "the partition was removed")
@@ -224,10 +236,11 @@ class RangeReader:
             raise ApiError(ErrorCode.LEADER_NOT_AVAILABLE, f"{tp} has no leader")
         connection = await self._cluster.connection(partition.leader)
         settings = self._settings
-        version = min(connection.version_of(FetchRequest), FETCH_VERSION_MAX)
+        by_id = wanted.topic_id and info.topic_id != NO_TOPIC_ID
+        version = min(connection.version_of(FetchRequest), FETCH_VERSION_BY_ID if by_id else FETCH_VERSION_BY_NAME)
         timeout_ms = settings.fetch_max_wait_ms + settings.request_timeout_ms
         response = await connection.send(
-            _request(tp, offset, size, settings, asked), timeout_ms=timeout_ms, version=version
+            _request(tp, info.topic_id, offset, size, settings, asked), timeout_ms=timeout_ms, version=version
         )
         if response.error_code:
             raise ApiError(ErrorCode.of(response.error_code), f"{connection.name} refused a fetch")
@@ -267,7 +280,7 @@ def _with_slabs(connect: Connect) -> Connect:
 
 
 def _request(
-    tp: TopicPartition, offset: int, size: int, settings: RangeReaderSettings, asked: Asked | None
+    tp: TopicPartition, topic_id: UUID, offset: int, size: int, settings: RangeReaderSettings, asked: Asked | None
 ) -> FetchRequest:
     wanted = {} if asked is None else wanted_fields(asked)
     partition = FetchPartition(partition=tp.partition, fetch_offset=offset, partition_max_bytes=size, **wanted)
@@ -280,7 +293,7 @@ def _request(
         isolation_level=int(settings.read_committed),
         session_id=0,
         session_epoch=-1,
-        topics=[FetchTopic(topic=tp.topic, partitions=[partition])],
+        topics=[FetchTopic(topic=tp.topic, topic_id=topic_id, partitions=[partition])],
         forgotten_topics_data=[],
     )
 

@@ -59,6 +59,8 @@ class TopicView:
     """Oldest first; the last one rules."""
     partitions: tuple[PartitionView, ...]
     """0 .. n-1 without a hole, live ones first, then retiring ones."""
+    removed: tuple[tuple[int, int], ...] = ()
+    """(partition, next offset) of those that were removed and have not been made again."""
 
 
 class EndedEpoch(NamedTuple):
@@ -116,6 +118,7 @@ def view_of(topic: Topic, nodes: Mapping[int, PartitionNode], live: Collection[i
             _partition_view(topic, partition, nodes[partition], live, retiring=partition >= count)
             for partition in visible_partitions(topic, nodes)
         ),
+        removed=tuple((partition, topic.removed[partition].next_offset) for partition in sorted(topic.removed)),
     )
 
 

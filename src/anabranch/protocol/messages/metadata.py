@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from anabranch.codec import array, boolean, int16, int32, message, string, struct, uuid
+from anabranch.codec import array, boolean, int16, int32, int64, message, string, struct, uuid
 
 
 @struct()
@@ -68,8 +68,16 @@ class MetadataResponsePartition:
 
 
 @struct()
+class RemovedPartition:
+    """A retiring partition that was removed, and the offset at which it ended (ours); it may be created again there."""
+
+    partition: int = int32()
+    next_offset: int = int64()
+
+
+@struct()
 class MetadataResponseTopic:
-    """A topic and its partitions; ours: its counts and the layouts of its lineage."""
+    """A topic and its partitions; ours: its counts, the layouts of its lineage, and the partitions removed."""
 
     error_code: int = int16()
     name: str | None = string(nullable="12+")
@@ -80,6 +88,7 @@ class MetadataResponseTopic:
     initial_partition_count: int = int32(tag=10000, default=-1)
     undeleted_partition_count: int = int32(tag=10001, default=-1)
     layouts: Sequence[TopicLayout] = array(TopicLayout, tag=10002)
+    removed: Sequence[RemovedPartition] = array(RemovedPartition, tag=10003)
 
 
 @message(api_key=3, versions="0-13", flexible="9+")

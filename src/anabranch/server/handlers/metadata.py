@@ -25,6 +25,7 @@ from anabranch.protocol.messages.metadata import (
     MetadataResponseBroker,
     MetadataResponsePartition,
     MetadataResponseTopic,
+    RemovedPartition,
     TopicLayout,
 )
 from anabranch.server.cluster.view import TopicSnapshot
@@ -238,6 +239,7 @@ def _described(view: TopicView, wanted: _Wanted) -> MetadataResponseTopic:
         initial_partition_count=view.initial_partition_count if lineage else COUNT_NOT_SAID,
         undeleted_partition_count=view.undeleted_partition_count if lineage else COUNT_NOT_SAID,
         layouts=_layouts(view) if lineage else [],
+        removed=[RemovedPartition(partition=p, next_offset=at) for p, at in view.removed] if lineage else [],
     )
 
 

@@ -100,7 +100,7 @@ def _follow(plan: Mapping[str, Any], topics: dict[str, _Topic]) -> list[str]:
         before = topics.get(topic)
         if before is None or before.topic_id != known["id"]:
             if before is not None:
-                gone += _unread(topic, before, ())
+                gone += (problem for _, problem in _unread(topic, before, ()))
             begun = ({}, {}) if begins else (dict(start), _numbered(known["log_end"]))
             topics[topic] = _Topic(known["id"], *begun)
     if all(_repeats(plan["topics"][topic], topics[topic], now) for topic, now in ranges.items()):
@@ -131,6 +131,8 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
         if partition in before.log_end and done is not None:
             if start < done:
                 yield f"{name}: offsets {start} to {done} are read again"
+            elif start > done and start == log_start[partition] and _folds_back(known, partition):
+                continue
             elif start > done and start == log_start[partition]:
                 yield f"{name}: offsets {done} to {start} were deleted before they were read"
             elif start > done:
@@ -139,14 +141,23 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
             yield f"{name} is new, and begins at offset {start}, not at its log start {log_start[partition]}"
         elif done is not None and start < done:
             yield f"{name} was created again, and offsets {start} to {done} are read again"
-    yield from _unread(topic, before, log_start)
+    yield from (found for p, found in _unread(topic, before, log_start) if not _folds_back(known, p))
     before.log_end = log_end
 
 
-def _unread(topic: str, before: _Topic, remaining: Container[int]) -> Iterator[str]:
+def _folds_back(known: Mapping[str, Any], partition: int) -> bool:
+    """Whether records of a compacted topic that are gone from a log are in another one, or were superseded."""
+    cleanup = known.get("cleanup", ())
+    return "compact" in cleanup and (partition >= known["counts"][-1] or "delete" not in cleanup)
+
+
+def _unread(topic: str, before: _Topic, remaining: Container[int]) -> Iterator[tuple[int, str]]:
     for partition, end in sorted(before.log_end.items()):
         if partition not in remaining and before.done.get(partition, end) < end:
-            yield f"{topic}-{partition} was removed, and offsets {before.done[partition]} to {end} were never read"
+            yield (
+                partition,
+                f"{topic}-{partition} was removed, and offsets {before.done[partition]} to {end} were never read",
+            )
 
 
 # -- what later plans know ---------------------------------------------------------------------------------------------

@@ -28,6 +28,18 @@ class TopicSnapshot:
     """Whether gates apply: false if the topic or the query declares that order does not matter."""
     high_watermarks: Mapping[int, int] | None = None
     """Where the logs end; None if they end at `ends`, or that was not asked for."""
+    removed: Mapping[int, int] = field(default_factory=dict)
+    """Partitions that were removed and have not been created again, to the offset at which each ended."""
+    cleanup: frozenset[str] = frozenset()
+    """The topic's `cleanup.policy`; empty where it is not known."""
+
+    def folds_back(self, partition: int) -> bool:
+        """Whether what is gone from a log was superseded, or is at the end of the log that has its keys now (ADR 0036).
+
+        That is how retiring partitions of compacted topics are emptied. Where the policy is not to delete as well,
+        records go in no other way.
+        """
+        return "compact" in self.cleanup and (partition >= self.lineage.count or "delete" not in self.cleanup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +47,27 @@ class TopicOffsets:
     """A query's progress in one topic."""
 
     offsets: Mapping[int, int]
-    """The next offset of each partition. A partition without an entry begins at its log start."""
+    """The next offset of each existing partition that is read."""
     topic_id: str = ""
     layouts: int = 0
     """The number of layouts the topic had."""
     seen: Mapping[int, int] = field(default_factory=dict)
     """Log ends that were seen but not reached: records below them must not vanish unread."""
+    removed: Mapping[int, int] | None = None
+    """Partitions that are removed, to the offset up to which they count as read; None if that was not noted.
+
+    A partition without an entry here or in `offsets` is new to the query, and owes its records from offset 0 on.
+    """
     begun: Mapping[int, int] | None = None
     """At the end of a query's first micro-batch, where it began; None at all others.
 
     Spark notes where micro-batches end, not where the first one began: to run it again, it asks the source, and by then
     the latest offsets are others.
     """
+
+    def is_of(self, snapshot: TopicSnapshot) -> bool:
+        """Whether these are offsets of the topic itself, not of one of this name that was deleted."""
+        return not self.topic_id or not snapshot.topic_id or self.topic_id == snapshot.topic_id
 
 
 Offsets = Mapping[str, TopicOffsets]
@@ -60,6 +81,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
             "layouts": known.layouts,
             "offsets": _named(known.offsets),
             "seen": _named(known.seen),
+            **({} if known.removed is None else {"removed": _named(known.removed)}),
             **({} if known.begun is None else {"begun": _named(known.begun)}),
         }
         for topic, known in sorted(offsets.items())
@@ -82,6 +104,7 @@ def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             str(known["id"]),
             int(known["layouts"]),
             _numbered(known["seen"]),
+            _numbered(known["removed"]) if "removed" in known else None,
             _numbered(known["begun"]) if "begun" in known else None,
         )
         for topic, known in value.items()
@@ -146,37 +169,51 @@ def query_positions(
 ) -> QueryPositions:
     """Return the positions of a query in a topic, and the records it lost.
 
-    A partition without an entry in `known` begins at its log start. A removed partition is no loss if the query read
-    it up to its last seen end. A position beyond the last stable offset stays: a query that read records before they
+    A partition that is new to the query begins at offset 0, and one that was removed and created again where it ended;
+    where neither is known, at its log start. A removed partition is no loss if the query read it up to its end, as the
+    controller remembers it. A position beyond the last stable offset stays: a query that read records before they
     were committed reads none twice. `assigned` limits the partitions to read; None reads all. Batches are ranges of
     offsets, with or without records, so they pass markers by themselves: no next record is asked for (ordering.md 6.1).
     """
     losses: list[Loss] = []
-    if known is not None and known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id:
+    if known is not None and not known.is_of(snapshot):
         losses.append(Loss(snapshot.topic, None, 0, None, "the topic was deleted and created again since"))
         known = None
-    offsets: Mapping[int, int] = {} if known is None else known.offsets
     positions: dict[int, int] = {}
     for partition, start in snapshot.starts.items():
         if assigned is not None and partition not in assigned:
             continue
-        offset = offsets.get(partition, start)
+        offset = _position(known, partition, start)
         end = snapshot.ends[partition]
         if snapshot.high_watermarks is not None:
             end = max(end, snapshot.high_watermarks.get(partition, end))
         if offset < start:
-            why = "the log starts later, by retention or DeleteRecords"
-            losses.append(Loss(snapshot.topic, partition, offset, start, why))
+            if not snapshot.folds_back(partition):
+                why = "the log starts later, by retention or DeleteRecords"
+                losses.append(Loss(snapshot.topic, partition, offset, start, why))
         elif offset > end:
             why = "the log ends before, as after a crash of a broker that does not flush"
             losses.append(Loss(snapshot.topic, partition, offset, end, why))
         positions[partition] = min(progress(offset, start), max(start, end))
     if known is not None:
-        for partition, end in known.seen.items():
-            if partition not in snapshot.starts and offsets.get(partition, 0) < end:
+        gone = {p: end for p, end in known.seen.items() if p not in snapshot.starts} | dict(snapshot.removed)
+        for partition, end in sorted(gone.items()):
+            offset = _position(known, partition, end)
+            wanted = assigned is None or partition in assigned
+            if offset < end and wanted and not snapshot.folds_back(partition):
                 why = f"the partition was removed before its records up to offset {end} were read"
-                losses.append(Loss(snapshot.topic, partition, offsets.get(partition, 0), None, why))
+                losses.append(Loss(snapshot.topic, partition, offset, None, why))
     return QueryPositions(positions, tuple(losses))
+
+
+def _position(known: TopicOffsets | None, partition: int, otherwise: int) -> int:
+    """Return the next offset of a partition that exists or did exist; `otherwise` where it was not noted."""
+    if known is None:
+        return otherwise
+    offset = known.offsets.get(partition)
+    if offset is None:
+        return otherwise if known.removed is None else known.removed.get(partition, 0)
+    return offset
 
 
 def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
@@ -185,12 +222,14 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
     for topic, known in end.items():
         snapshot = snapshots.get(topic)
         begun = start.get(topic, TopicOffsets({}))
-        if snapshot is None or (known.topic_id and snapshot.topic_id and known.topic_id != snapshot.topic_id):
+        if snapshot is None or not known.is_of(snapshot):
             losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
             continue
         for partition, finish in known.offsets.items():
             first = snapshot.starts.get(partition)
             wanted = begun.offsets.get(partition, 0 if first is None else first)
+            if snapshot.folds_back(partition):
+                continue
             if wanted < finish and first is None:
                 losses.append(Loss(topic, partition, wanted, None, "the partition was removed"))
             elif wanted < finish and first is not None and wanted < first:

@@ -40,6 +40,7 @@ def plan_to_json(
             "log_end": {str(p): max(snapshot.ends[p], high.get(p, 0)) for p in sorted(snapshot.ends)},
             "start": {str(p): offset for p, offset in positions.items()},
             "end": {str(p): max(offset, finish[p]) for p, offset in positions.items()},
+            **({"cleanup": sorted(snapshot.cleanup)} if "compact" in snapshot.cleanup else {}),
             "closed": {} if whole else _closed_gates(snapshot, positions),
         }
     plan = {

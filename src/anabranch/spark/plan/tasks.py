@@ -38,6 +38,10 @@ class Read:
     """For each of `layouts`, the partition's interval of the key space."""
     initial: int = 1
     """The topic's partition count at creation."""
+    topic_id: str = ""
+    """Of the topic that was planned: another of this name has other records at these offsets."""
+    folds_back: bool = False
+    """Whether the query reads elsewhere what is gone of these offsets (`TopicSnapshot.folds_back`)."""
 
     @property
     def count(self) -> int:
@@ -85,11 +89,12 @@ def plan_tasks(
     """Cut the offsets between two positions into tasks, ordered by topic.
 
     With `whole`, as in a batch query, the range may span layouts whose segments wait on each other. Without it, each
-    partition is independent, as `extent` ensures. A partition without a start position begins at its log start.
+    partition is independent, as `extent` ensures. A partition without a start position begins at its log start, one
+    that was removed is left out. What is folded back meanwhile, the next micro-batches read; nothing does with `whole`.
     """
     units: list[tuple[Read, ...]] = []
     for topic, snapshot in sorted(snapshots.items()):
-        reads = list(_reads(snapshot, start.get(topic, {}), end.get(topic, {})))
+        reads = list(_reads(snapshot, start.get(topic, {}), end.get(topic, {}), goes_on=not whole))
         if whole and splitting.by_key and snapshot.ordered and snapshot.lineage.current:
             units += _families(snapshot.lineage, reads)
         else:
@@ -121,15 +126,28 @@ def keys_within(task: Task, keys: Iterable[bytes]) -> tuple[bytes, ...]:
     )
 
 
-def _reads(snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int]) -> Iterator[Read]:
-    for partition in sorted(end):
-        first = snapshot.starts.get(partition, 0)
+def _reads(
+    snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int], *, goes_on: bool
+) -> Iterator[Read]:
+    for partition in sorted(end.keys() & snapshot.starts.keys()):
+        first = snapshot.starts[partition]
         begin = max(first, start.get(partition, first))
         if begin < end[partition]:
             lineage = snapshot.lineage
             cuts, layouts = _cuts_between(lineage, partition, begin, end[partition])
             held = lineage.held_in(partition, layouts)
-            yield Read(snapshot.topic, partition, begin, end[partition], cuts, layouts, held, lineage.initial)
+            yield Read(
+                snapshot.topic,
+                partition,
+                begin,
+                end[partition],
+                cuts,
+                layouts,
+                held,
+                lineage.initial,
+                snapshot.topic_id,
+                goes_on and snapshot.folds_back(partition),
+            )
 
 
 def _cuts_between(lineage: Lineage, partition: int, start: int, end: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -151,7 +169,7 @@ def _families(lineage: Lineage, reads: Sequence[Read]) -> Iterator[tuple[Read, .
 
 def _by_segment(read: Read) -> Iterator[Read]:
     for low, high, layout, held in read.spans():
-        yield Read(read.topic, read.partition, low, high, (), (layout,), (held,), read.initial)
+        yield replace(read, start=low, end=high, cuts=(), layouts=(layout,), held=(held,))
 
 
 def _joined(segments: Iterable[Read]) -> Iterator[Read]:

@@ -7,11 +7,12 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from uuid import UUID
 
 import pytest
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
-from anabranch.base.ids import TopicPartition
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connection, ConnectionSettings
 from anabranch.client.consumer import range_reader
 from anabranch.client.consumer.range_reader import (
@@ -38,6 +39,7 @@ class Range(NamedTuple):
     partition: int
     start: int
     end: int
+    topic_id: str = ""
 
 
 def batch(offset: int) -> bytes:
@@ -59,7 +61,10 @@ class Scripted(RangeReader):
     def on_gone(self, wanted: OffsetRange, gone: OffsetsGoneError) -> None:
         self.gone.append(gone)
 
-    async def _ask(self, tp: TopicPartition, offset: int, size: int, asked: Asked | None) -> range_reader._Found | None:
+    async def _ask(
+        self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None
+    ) -> range_reader._Found | None:
+        tp = TopicPartition(wanted.topic, wanted.partition)
         self.asked.append((tp.partition, offset, size))
         if self.failures:
             raise self.failures.pop(0)
@@ -132,14 +137,15 @@ def test_a_partition_that_is_gone_ends_its_range() -> None:
 def test_what_a_fetch_asks_for() -> None:
     """Committed records; and of some keys, of which there may be none, only what there is."""
     tp, settings = TopicPartition("t", 4), RangeReaderSettings()
-    plain = range_reader._request(tp, 7, 100, settings, None)
+    plain = range_reader._request(tp, UUID(int=9), 7, 100, settings, None)
     assert (plain.isolation_level, plain.min_bytes, plain.topics[0].partitions[0]) == (
         1,
         1,
         FetchPartition(partition=4, fetch_offset=7, partition_max_bytes=100),
     )
+    assert (plain.topics[0].topic, plain.topics[0].topic_id) == ("t", UUID(int=9))
     some = range_reader._request(
-        tp, 7, 100, RangeReaderSettings(read_committed=False), Asked((Interval(3, 5),), (b"k",))
+        tp, NO_TOPIC_ID, 7, 100, RangeReaderSettings(read_committed=False), Asked((Interval(3, 5),), (b"k",))
     )
     (asked,) = some.topics[0].partitions
     assert (some.isolation_level, some.min_bytes) == (0, 0)

@@ -110,6 +110,7 @@ def test_a_description_says_what_is_going_on_and_who_is_waited_for() -> None:
     described = views.describe(cluster.state, "t")
     assert described is not None
     assert (described.reaping, described.removed, described.waiting_for) == ((3,), ((3, 4, 1),), ())
+    assert described.view.removed == ((3, 4),) and 3 not in [it.partition for it in described.view.partitions]
     cluster.delete()
     described = views.describe(cluster.state, "t")
     assert described is not None

@@ -31,6 +31,10 @@ class TopicView:
     elastic: bool
     ordered: bool = True
     """Whether gates apply: false if the topic or the consumer is configured without order."""
+    removed: Mapping[int, int] = field(default_factory=dict)
+    """Partitions that were removed and have not been created again, to the offset at which each ended."""
+    cleanup: frozenset[str] = frozenset()
+    """The topic's `cleanup.policy`; empty where it is not known."""
 
     @property
     def sent_count(self) -> int:
