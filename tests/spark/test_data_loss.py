@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from anabranch.spark.plan import DataLossError, verify_history
+from anabranch.spark.snapshot import METADATA_AGE_MAX_S
 from tests.spark.flow import KEYS, Flow, MicroBatches, _take, batch_read
 from tests.support.broker import BrokerProcess, running
 
@@ -163,3 +164,19 @@ def test_a_planned_micro_batch_reads_nothing_of_a_topic_that_was_made_anew(flow:
     assert not query.keys
     query.close()
     again.close()
+
+
+def test_a_query_goes_on_with_all_of_a_topic_that_was_made_anew_under_it(flow: Flow) -> None:
+    """Its tasks run where the old topic was read: what is known of that there must not count for the new one."""
+    flow.send(90)
+    query = MicroBatches(flow.address, flow.topic, failOnDataLoss="false")
+    query.all_available()
+    for count in (60, 120):
+        flow.admin.delete_topics(flow.topic)
+        flow.admin.create_topics(flow.topic, partitions=1)
+        flow.sent = 0
+        flow.send(count)
+        time.sleep(METADATA_AGE_MAX_S)
+        query.keys.clear()
+        assert query.all_available() == {key: values for key, values in flow.expected().items() if values}
+    query.close()

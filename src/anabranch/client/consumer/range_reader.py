@@ -44,6 +44,9 @@ FETCH_VERSION_BY_NAME = 12
 FETCH_VERSION_BY_ID = 13
 """The first version that identifies topics by id."""
 RETRY_INTERVAL_S = 0.1
+ANOTHER_TOPIC_ATTEMPTS = 20
+"""How often a broker must name another topic until the one of a range counts as deleted: it may have heard of it late.
+"""
 
 _LENGTH_AT, _LENGTH_END = 8, 12
 
@@ -189,6 +192,7 @@ class RangeReader:
     async def _fetch(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found:
         tp = TopicPartition(wanted.topic, wanted.partition)
         deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
+        others = 0
         while True:
             error: AnabranchError
             try:
@@ -200,9 +204,12 @@ class RangeReader:
                     why += ", as while a transaction is open there"
                 error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, why)
             except OffsetsGoneError as gone:
-                self._on_gone(wanted, gone)
-                on = wanted.end if gone.available is None or gone.available <= offset else gone.available
-                return _Found(offset, memoryview(b""), on)
+                others += gone.is_of_another_topic
+                if not gone.is_of_another_topic or others >= ANOTHER_TOPIC_ATTEMPTS:
+                    self._on_gone(wanted, gone)
+                    on = wanted.end if gone.available is None or gone.available <= offset else gone.available
+                    return _Found(offset, memoryview(b""), on)
+                error = gone
             except ApiError as refused:
                 if refused.code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and tp.topic not in self._whole_only:
                     self._whole_only.add(tp.topic)

@@ -134,6 +134,15 @@ def test_a_partition_that_is_gone_ends_its_range() -> None:
     assert list(offsets(reader, Range("t", 0, 1, 5), Range("t", 1, 0, 2))) == [(1, 0), (1, 1)]
 
 
+def test_a_topic_counts_as_made_anew_when_brokers_go_on_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
+    other = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)
+    late = Scripted(*[other] * (range_reader.ANOTHER_TOPIC_ATTEMPTS - 1))
+    assert list(offsets(late, Range("t", 0, 0, 2))) == [(0, 0), (0, 1)] and late.gone == []
+    gone = Scripted(*[other] * range_reader.ANOTHER_TOPIC_ATTEMPTS)
+    assert list(offsets(gone, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and gone.gone == [other]
+
+
 def test_what_a_fetch_asks_for() -> None:
     """Committed records; and of some keys, of which there may be none, only what there is."""
     tp, settings = TopicPartition("t", 4), RangeReaderSettings()
