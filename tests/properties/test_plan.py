@@ -344,6 +344,30 @@ def test_a_backlog_over_k_layouts_takes_at_most_k_batches_each_of_later_records(
     assert batches <= len(topic.counts)
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_a_run_over_what_is_available_reads_exactly_that_whatever_is_resized_meanwhile(seed: int) -> None:
+    chance = random.Random(seed)
+    topic = Topic(chance.randint(1, 3))
+    limit = chance.choice([None, 1, 3, 10])
+
+    def go_on() -> None:
+        for _ in range(chance.randint(0, 12)):
+            topic.send(chance.randrange(2**31))
+        if chance.random() < 0.5:
+            topic.resize(chance.randint(topic.initial, topic.initial * 8))
+
+    for _ in range(6):
+        go_on()
+    horizon = {TOPIC: dict(topic.look().ends)}
+    reached = extent({TOPIC: topic.look()}, {}, limit, horizon=horizon)
+    while reached.advances:
+        go_on()
+        reached = extent({TOPIC: topic.look()}, reached.end, limit, horizon=horizon)
+    found = reached.end[TOPIC].offsets
+    assert {p: offset for p, offset in found.items() if p in horizon[TOPIC]} == horizon[TOPIC]
+    assert all(found[p] == 0 for p in found.keys() - horizon[TOPIC].keys())
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("seed", range(10))
 def test_no_partition_waits_for_ever_however_small_the_limit_and_busy_the_others(seed: int, limit: int) -> None:
