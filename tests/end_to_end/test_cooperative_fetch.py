@@ -459,3 +459,28 @@ def test_a_commit_of_records_that_a_fenced_member_had_says_that_it_does_not_coun
                 await consumer.commit()
 
     asyncio.run(consume())
+
+
+def test_a_record_that_takes_longer_than_the_hold_time_is_handed_out_once_and_committed(tmp_path: Path) -> None:
+    async def consume(address: str) -> None:
+        settings = {"auto_offset_reset": "earliest", "acknowledgement_mode": "explicit", "enable_auto_commit": False}
+        async with Consumer(address, group_id="long", share="any", **settings) as consumer:
+            consumer.subscribe("long")
+            records: list[Any] = []
+            while len(records) < 3:
+                records += await consumer.poll(5)
+            assert consumer._cooperative is not None
+            session = consumer._cooperative.ledger.session(TopicPartition("long", 0))
+            claims, deadline = session.sequence, time.monotonic() + TIMEOUT_S
+            while session.sequence == claims:  # Until the slice is offered again.
+                assert await consumer.poll(0.1) == [], "it is worked on"
+                assert time.monotonic() < deadline
+            for record in records:
+                assert consumer.done(record)
+            await consumer.commit()
+        assert await _stable(address, "long") == 3
+
+    with running(tmp_path / "data", **{**QUICK, "cooperative.fetch.hold.ms": 500}) as broker:
+        create(broker.address, "long")
+        produce(broker.address, "long", 3)
+        asyncio.run(consume(broker.address))

@@ -4,6 +4,10 @@ The records of a slice are in a tracker, under a name of their own: slices have 
 records have none either. A slice is in hand until all of it is done and committed. It is dropped, with what is not
 done, where its leader says that another member has it, and when this one is fenced.
 
+The rule: an offset that is not committed is in hand once. A slice that was held for too long may be offered again to
+the member that still has it: what is in hand stays as it is, and only the rest of the slice comes in. So no record is
+handed out beside itself, and work that takes longer than the hold time counts when it is done.
+
 A claim is repeated, under the same number, until its slice has come. A leader that does not know the session (it is a
 new one) has it begun anew; what is done of slices in hand should be committed before, as they are offered again.
 """
@@ -88,17 +92,34 @@ class SliceLedger:
     def got(
         self, tp: TopicPartition, session: int, sequence: int, start: int, end: int, records: Sequence[Item]
     ) -> bool:
-        """Take a slice that a claim got, with its records; False if it is not the one that was claimed."""
+        """Take what is not in hand of a slice that a claim got; False if it is not the one that was claimed.
+
+        `records` are those of the slice, ascending.
+        """
         known = self._sessions.get(tp)
         if known is None or (known.number, known.sequence) != (session, sequence):
             return False
         known.sequence += 1
+        for first, last in without([(start, end)], self._in_hand(tp, start, end)):
+            begin = bisect_left(records, first, key=_offset_of)
+            behind = bisect_left(records, last + 1, begin, key=_offset_of)
+            self._hold(tp, first, last, records[begin:behind])
+        return True
+
+    def _in_hand(self, tp: TopicPartition, start: int, end: int) -> list[tuple[int, int]]:
+        """The offsets between two that are in hand and not committed, ascending."""
+        found: list[tuple[int, int]] = []
+        for held in self._held.values():
+            if held.start <= end and held.end >= start and held.tp == tp:
+                found += without([(held.start, held.end)], held.committed)
+        return sorted(found)
+
+    def _hold(self, tp: TopicPartition, start: int, end: int, records: Sequence[Item]) -> None:
         self._numbers += 1
         name = TopicPartition(tp.topic, self._numbers)
         self._held[self._numbers] = Held(name, tp, start, end)
         self.tracker.begin(name, start)
         self.tracker.take(name, records, end + 1)
-        return True
 
     # -- what is done --------------------------------------------------------------------------------------------------
 
@@ -124,15 +145,15 @@ class SliceLedger:
         found: list[Part] = []
         for tp, some in ranges.items():
             for first, last in some:
-                within = [
-                    Part(tp, number, max(first, held.start), min(last, held.end))
-                    for number, held in self._held.items()
-                    if held.tp == tp and held.start <= last and held.end >= first
-                ]
-                if sum(part.end - part.start + 1 for part in within) != last - first + 1:
+                left = [(first, last)]
+                for number, held in reversed(self._held.items()):  # The latest has what is committed in no other.
+                    if left and held.tp == tp and held.start <= last and held.end >= first:
+                        rest = without(left, [(held.start, held.end)])
+                        found += (Part(tp, number, *bounds) for bounds in without(left, rest))
+                        left = rest
+                if left:
                     text = f"offsets {first} to {last} of {tp} are not all in hand: commit those of records polled"
                     raise ApiError(ErrorCode.INVALID_RECORD_STATE, text)
-                found += within
         return found
 
     def committed(self, part: Part) -> None:
@@ -178,6 +199,10 @@ class SliceLedger:
 
     def _drop(self, number: int) -> None:
         self.tracker.forget(self._held.pop(number).name)
+
+
+def _offset_of(record: Item) -> int:
+    return record.offset
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

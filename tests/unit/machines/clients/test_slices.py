@@ -1,0 +1,125 @@
+"""Slices in hand: what of them is done, and what becomes of one that is offered again to its member."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ApiError
+from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.processing import Entry, Tracker, TrackerSettings
+from anabranch.machines.clients.slices import SliceLedger
+from anabranch.machines.groups.individual import checked
+
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Member:
+    """A ledger, and the application of its records."""
+
+    def __init__(self) -> None:
+        self.ledger = SliceLedger(Tracker(TrackerSettings(), ordered=False))
+        self._leases = itertools.count(1)
+
+    def got(self, start: int, end: int, *, without: tuple[int, ...] = (), tp: TopicPartition = P0) -> None:
+        session = self.ledger.session(tp)
+        records: list[Any] = [
+            SimpleNamespace(offset=offset, key=b"k", value=b"v", lease=next(self._leases))
+            for offset in range(start, end + 1)
+            if offset not in without
+        ]
+        assert self.ledger.got(tp, session.number, session.sequence, start, end, records)
+
+    def polled(self) -> list[Entry]:
+        found: list[Entry] = []
+        while (entry := self.ledger.tracker.next(0)) is not None:
+            found.append(entry)
+        return found
+
+    def finish(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            assert self.ledger.tracker.done(entry.lease, entry.deliveries)
+
+    def done(self) -> list[tuple[int, int]]:
+        """What a commit would say of partition 0; a coordinator takes it."""
+        return checked((part.start, part.end) for part in self.ledger.done() if part.tp == P0)
+
+    def commit(self) -> None:
+        for part in self.ledger.done():
+            self.ledger.committed(part)
+
+
+def offsets(entries: list[Entry]) -> list[int]:
+    return [entry.offset for entry in entries]
+
+
+def test_a_slice_that_is_offered_again_to_its_member_is_in_hand_once() -> None:
+    member = Member()
+    member.got(0, 4)
+    running = member.polled()
+    member.got(0, 4)
+    assert member.polled() == [], "the application has these records"
+    assert member.done() == []
+    member.finish(running)
+    assert member.done() == [(0, 4)]
+    member.commit()
+    assert len(member.ledger) == 0
+
+
+def test_of_a_slice_that_reaches_beyond_what_is_in_hand_the_rest_comes_in() -> None:
+    member = Member()
+    member.got(2, 3)
+    member.got(6, 6, without=(6,))
+    first = member.polled()
+    member.got(0, 8)
+    rest = member.polled()
+    assert (offsets(first), offsets(rest)) == ([2, 3], [0, 1, 4, 5, 7, 8])
+    member.finish(rest)
+    assert member.done() == [(0, 1), (4, 8)]
+    member.finish(first)
+    assert member.done() == [(0, 8)]
+
+
+def test_a_rejected_record_goes_on_waiting_where_its_slice_is_offered_again() -> None:
+    member = Member()
+    member.got(0, 1)
+    kept, rejected = member.polled()
+    assert member.ledger.tracker.reject(rejected.lease, rejected.deliveries, due_ms=100)
+    member.got(0, 1)
+    assert member.ledger.tracker.next(99) is None
+    again = member.ledger.tracker.next(100)
+    assert again is rejected and again.deliveries == 2
+    member.finish([kept, again])
+    assert member.done() == [(0, 1)]
+
+
+def test_what_was_committed_and_is_offered_again_after_a_reset_is_handed_out_and_committed_beside_the_rest() -> None:
+    member = Member()
+    member.got(0, 4)
+    entries = member.polled()
+    member.finish(entries[:2])
+    member.commit()
+    member.got(0, 4)  # The group was set back, and the slice was held for too long.
+    again = member.polled()
+    assert offsets(again) == [0, 1]
+    member.finish([*again, *entries[2:]])
+    assert member.done() == [(0, 4)]
+    member.commit()
+    assert len(member.ledger) == 0
+
+
+def test_ranges_by_hand_count_each_offset_in_hand_once() -> None:
+    member = Member()
+    member.got(0, 4)
+    member.got(5, 9)
+    member.got(0, 9, tp=P1)
+    member.finish(member.polled()[:2])
+    member.commit()
+    member.got(0, 4)
+    parts = member.ledger.parts_of({P0: [(1, 7)]})
+    assert checked((part.start, part.end) for part in parts) == [(1, 7)]
+    with pytest.raises(ApiError, match="offsets 8 to 10 of t-0 are not all in hand"):
+        member.ledger.parts_of({P0: [(8, 10)]})
