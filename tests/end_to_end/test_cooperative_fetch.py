@@ -484,3 +484,54 @@ def test_a_record_that_takes_longer_than_the_hold_time_is_handed_out_once_and_co
         create(broker.address, "long")
         produce(broker.address, "long", 3)
         asyncio.run(consume(broker.address))
+
+
+BY_HAND = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+
+
+async def polled(consumer: Consumer, count: int) -> list[int]:
+    found: list[int] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < count:
+        found += [record.offset for record in await consumer.poll(1)]
+        assert time.monotonic() < deadline, f"{len(found)} of {count} records"
+    return found
+
+
+def test_a_member_gets_more_records_than_it_commits_though_each_is_a_slice(address: str) -> None:
+    create(address, "singly")
+    produce(address, "singly", 250)
+
+    async def consume() -> None:
+        async with Consumer(address, group_id="singly", share="any", max_poll_records=1, **BY_HAND) as consumer:
+            consumer.subscribe("singly")
+            assert await polled(consumer, 250) == list(range(250))
+            await consumer.commit()
+        assert await _stable(address, "singly") == 250
+
+    asyncio.run(consume())
+
+
+def test_deleted_records_are_passed_and_committed_without_the_application(address: str) -> None:
+    create(address, "deleted")
+    produce(address, "deleted", 4_000)
+
+    def member() -> Consumer:
+        consumer = Consumer(address, group_id="deleted", share="any", max_poll_records=10, **BY_HAND)
+        consumer.subscribe("deleted")
+        return consumer
+
+    async def consume() -> None:
+        async with member() as consumer:
+            assert await polled(consumer, 10) == list(range(10))
+            await consumer.commit()
+        async with Admin(address) as admin:
+            await admin.delete_records({TopicPartition("deleted", 0): 3_990})
+        async with member() as consumer:
+            assert await polled(consumer, 10) == list(range(3_990, 4_000))
+            deadline = time.monotonic() + TIMEOUT_S
+            while await _stable(address, "deleted") < 3_990:
+                await consumer.poll(0.05)
+                assert time.monotonic() < deadline
+
+    asyncio.run(consume())

@@ -12,7 +12,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.individual import OffsetRanges
 from anabranch.machines.partition.slices import Claimant, Refused, Slice, Slices, SliceSettings
 
-SETTINGS = SliceSettings(hold_ms=60, records_max=7, per_member_max=4, size_max=60, members_max=5)
+SETTINGS = SliceSettings(hold_ms=60, records_max=7, per_member_max=4, slices_max=11, size_max=60, members_max=5)
 MEMBERS = ["a", "b", "c", "d"]
 STEPS = 300
 
@@ -59,6 +59,7 @@ class World:
         self.committed = Committed()
         self.now_ms = 0
         self.end = 30
+        self.log_start = 0
         self.epoch = dict.fromkeys(MEMBERS, 1)
         self.live = set(MEMBERS)
         self.session = dict.fromkeys(MEMBERS, 1)
@@ -79,7 +80,8 @@ class World:
     def claim(self, member: str, records_max: int, limit: int, sequence: int | None = None) -> Slice | Refused | None:
         number = self.sequence[member] if sequence is None else sequence
         by = Claimant(member, self.epoch[member], self.session[member], number)
-        return self.slices.claim(by, self.committed, limit, records_max, self.live.__contains__, self.now_ms)
+        live = self.live.__contains__
+        return self.slices.claim(by, self.committed, limit, records_max, live, self.now_ms, self.log_start)
 
     def step_claim(self) -> None:
         member = self.chance.choice(sorted(self.live))
@@ -90,15 +92,21 @@ class World:
             for offset in list(self.has[member]):
                 del self.has[member][offset]
             opened = self.open(limit)
-        found = self.claim(member, self.chance.randint(1, 9), limit)
+        records_max = self.chance.randint(1, 9)
+        found = self.claim(member, records_max, limit)
         assert not isinstance(found, Refused), found
         if found is None:
             in_hand = [it for it in self.slices if it.member_id == member]
-            assert not opened or len(in_hand) >= 4 or self.slices.size >= 60
+            assert not opened or len(in_hand) >= 4 or self.slices.size >= 60 or len(self.slices) >= 11
             return
         offsets = range(found.start, found.end + 1)
         assert found.start == opened[0], "the lowest open offset is offered first"
         assert set(offsets) <= set(opened), "no offset that is committed, held, or beyond the limit"
+        if found.start < self.log_start:
+            is_whole = found.end + 1 == min(limit, self.log_start) or found.end + 1 not in opened
+            assert is_whole and found.end < self.log_start, "what was deleted is one slice"
+        else:
+            assert len(offsets) <= min(records_max, SETTINGS.records_max)
         if self.chance.random() < 0.2:
             assert self.claim(member, 9, limit) is found, "the same claim again gets the same slice"
         if self.chance.random() < 0.1:
@@ -176,8 +184,9 @@ class World:
             self.sequence[member] = 0
 
     def step_reset(self) -> None:
-        """The group is set back, or what it had committed is lost."""
+        """The group is set back, or what it had committed is lost; more often, records are deleted."""
         if self.chance.random() < 0.9:
+            self.log_start = max(self.log_start, self.chance.randint(0, self.end - 5))
             return
         self.expire()
         self.slices.sweep(self.live.__contains__, self.now_ms)

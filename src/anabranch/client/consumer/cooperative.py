@@ -32,6 +32,9 @@ from anabranch.runtime.clock import Clock
 
 PARTS_AT_A_TIME = 1_000
 """Parts of slices in one commit."""
+SLICES_MANY = 1_000
+"""With so many slices in hand, automatic commits are not put off for long: a leader gives a member at most 10,000."""
+MANY_COMMIT_INTERVAL_MS = 500
 
 _log = logging.getLogger("anabranch.client")
 
@@ -48,7 +51,10 @@ class CooperativeGroup(Group):
             settings, cluster, driver, driver.handout, self._context, self.ledger, self._commit_quietly
         )
         self._committing = asyncio.Lock()
-        self._due_ms = 0
+        self._committed_ms = 0
+        """When the last automatic commit began."""
+        self._passed_ms = 0
+        """When the last commit of slices without records began."""
 
     # -- membership ----------------------------------------------------------------------------------------------------
 
@@ -69,14 +75,40 @@ class CooperativeGroup(Group):
         if self.fetches.failure is not None:
             failure, self.fetches.failure = self.fetches.failure, None
             raise failure
-        if self._settings.enable_auto_commit and self._context.now_ms() >= self._due_ms and self._member.is_member:
-            self._due_ms = self._context.now_ms() + self._settings.auto_commit_interval_ms
+        self._begin_commits(self._context.now_ms())
+
+    def _begin_commits(self, now_ms: int) -> None:
+        if not self._member.is_member:
+            return
+        if self._settings.enable_auto_commit and now_ms >= self._commit_due_ms:
+            self._committed_ms = now_ms
             self._context.job("commit", self._commit_quietly)
+        elif self.ledger.has_passed and now_ms >= self._passed_due_ms:
+            self._passed_ms = now_ms
+            self._context.job("passed", self._commit_passed)
+
+    @property
+    def _commit_due_ms(self) -> int:
+        """When the next automatic commit is due."""
+        interval_ms = self._settings.auto_commit_interval_ms
+        if len(self.ledger) >= SLICES_MANY:
+            interval_ms = min(interval_ms, MANY_COMMIT_INTERVAL_MS)
+        return self._committed_ms + interval_ms
+
+    @property
+    def _passed_due_ms(self) -> int:
+        """When the next commit of slices without records is due: they say nothing of the application's work."""
+        return self._passed_ms + self._settings.retry_backoff_ms
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""
-        may_begin = self._settings.enable_auto_commit and self._member.is_member and "commit" not in self._context.jobs
-        return self._due_ms if may_begin else None
+        jobs, due = self._context.jobs, []
+        if self._member.is_member:
+            if self._settings.enable_auto_commit and "commit" not in jobs:
+                due.append(self._commit_due_ms)
+            if self.ledger.has_passed and "passed" not in jobs:
+                due.append(self._passed_due_ms)
+        return min(due, default=None)
 
     async def unsubscribe(self) -> None:
         """Commit what is done, and leave; what is not done goes to others."""
@@ -122,8 +154,15 @@ class CooperativeGroup(Group):
 
     async def _commit_quietly(self, timeout_ms: int | None = None) -> None:
         """Commit what is done; a failure is logged: at worst some records come twice."""
+        await self._commit_parts_quietly(self.ledger.done(), timeout_ms)
+
+    async def _commit_passed(self) -> None:
+        """Commit what had no records, also where the application commits by hand: it was handed nothing of that."""
+        await self._commit_parts_quietly(self.ledger.passed())
+
+    async def _commit_parts_quietly(self, parts: Sequence[Part], timeout_ms: int | None = None) -> None:
         try:
-            refused = await self.commit_parts(self.ledger.done(), timeout_ms)
+            refused = await self.commit_parts(parts, timeout_ms)
         except (AnabranchError, OSError) as error:
             _log.warning("group '%s': slices were not committed: %s", self._context.group_id, error)
             return

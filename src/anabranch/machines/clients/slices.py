@@ -68,6 +68,8 @@ class SliceLedger:
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self._held: dict[int, Held] = {}
+        self._without_records: dict[int, None] = {}
+        """Those of them that came without any record."""
         self._sessions: dict[TopicPartition, Session] = {}
         self._numbers = 0
 
@@ -118,6 +120,8 @@ class SliceLedger:
         self._numbers += 1
         name = TopicPartition(tp.topic, self._numbers)
         self._held[self._numbers] = Held(name, tp, start, end)
+        if not records:
+            self._without_records[self._numbers] = None
         self.tracker.begin(name, start)
         self.tracker.take(name, records, end + 1)
 
@@ -130,10 +134,23 @@ class SliceLedger:
         """The slices in hand: partition, first and last offset."""
         return ((held.tp, held.start, held.end) for held in self._held.values())
 
+    @property
+    def has_passed(self) -> bool:
+        """Whether there are slices in hand without any record."""
+        return bool(self._without_records)
+
+    def passed(self) -> list[Part]:
+        """The slices without any record, which are done whatever the application does: deleted offsets, for example."""
+        return self._done_of(self._without_records)
+
     def done(self) -> list[Part]:
         """All that is done and not committed, slice by slice."""
+        return self._done_of(self._held)
+
+    def _done_of(self, numbers: Iterable[int]) -> list[Part]:
         found: list[Part] = []
-        for number, held in self._held.items():
+        for number in numbers:
+            held = self._held[number]
             stable = self.tracker.stable(held.name, held.end + 1)
             done = [(held.start, stable - 1)] if stable > held.start else []
             for first, last in without([*done, *self.tracker.finished(held.name, held.end + 1)], held.committed):
@@ -198,6 +215,7 @@ class SliceLedger:
             self._sessions[tp] = self._begun(session.offset)
 
     def _drop(self, number: int) -> None:
+        self._without_records.pop(number, None)
         self.tracker.forget(self._held.pop(number).name)
 
 

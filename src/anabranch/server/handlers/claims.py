@@ -218,7 +218,7 @@ class _Attempt:
         by = Claimant(member_id, request.generation_id_or_member_epoch, claim.session, claim.sequence)
         slices = broker.slices.of(group_id, partition)
         live = broker.memberships.live(group_id)
-        found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms)
+        found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms, log.log_start)
         if isinstance(found, Refused):
             raise ApiError(found.code, found.message)
         self.partitions.append(partition)

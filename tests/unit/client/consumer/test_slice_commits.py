@@ -13,7 +13,7 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
-from anabranch.client.consumer.cooperative import CooperativeGroup
+from anabranch.client.consumer.cooperative import MANY_COMMIT_INTERVAL_MS, SLICES_MANY, CooperativeGroup
 from anabranch.client.consumer.driver import FetchingDriver
 from anabranch.client.consumer.offsets import MemberIdentity, OffsetAndMetadata
 from anabranch.client.settings import ConsumerSettings
@@ -43,6 +43,24 @@ class Coordinator:
 
 def topic(topic_id: UUID) -> TopicInfo:
     return cast(TopicInfo, SimpleNamespace(topic_id=topic_id, partitions={}))
+
+
+def test_automatic_commits_are_due_earlier_where_many_slices_are_in_hand() -> None:
+    async def scenario() -> None:
+        settings = ConsumerSettings(group_id="g", share="any", auto_commit_interval_ms=60_000)
+        driver = FetchingDriver(settings, cast(Cluster, None))
+        group = CooperativeGroup(settings, cast(Cluster, None), driver, clock=Clock(), chance=Chance(1))
+        group._member = cast(Any, SimpleNamespace(is_member=True))
+        due: list[int | None] = []
+        for offset in range(SLICES_MANY):
+            due.append(group.next_attendance_ms())
+            record = SimpleNamespace(key=None, value=b"v", offset=offset, lease=offset)
+            session = group.ledger.session(P0)
+            assert group.ledger.got(P0, session.number, session.sequence, offset, offset, [cast(Any, record)])
+        assert set(due) == {60_000}
+        assert group.next_attendance_ms() == MANY_COMMIT_INTERVAL_MS
+
+    asyncio.run(scenario())
 
 
 def test_what_is_done_of_slices_counts_in_their_topic_alone_where_its_commit_had_to_wait() -> None:

@@ -123,3 +123,16 @@ def test_ranges_by_hand_count_each_offset_in_hand_once() -> None:
     assert checked((part.start, part.end) for part in parts) == [(1, 7)]
     with pytest.raises(ApiError, match="offsets 8 to 10 of t-0 are not all in hand"):
         member.ledger.parts_of({P0: [(8, 10)]})
+
+
+def test_slices_without_records_are_known_by_themselves_until_they_are_committed() -> None:
+    member = Member()
+    member.got(0, 9)
+    assert not member.ledger.has_passed
+    member.got(10, 4_999, without=tuple(range(10, 5_000)))
+    (part,) = member.ledger.passed()
+    assert (part.start, part.end) == (10, 4_999)
+    assert member.ledger.has_passed
+    member.ledger.committed(part)
+    assert not member.ledger.has_passed and member.ledger.passed() == []
+    assert [(start, end) for _, start, end in member.ledger.slices()] == [(0, 9)]

@@ -567,14 +567,16 @@ class Tracker:
         if tracked is None:
             return []
         running: list[Entry] = []
+        is_ready = False
         for entry in tracked.order:
             if entry.stage is Stage.RUNNING:
                 running.append(entry)
             elif entry.stage is Stage.FINISHED:
                 continue
+            is_ready = is_ready or entry.stage is Stage.READY
             entry.stage = Stage.DROPPED
             entry.following = None
-        if not tracked.held:
+        if is_ready and not tracked.held:  # Of many slices that are done, none takes a look at all that is ready.
             self._leave_out(tp)
         for entry in running:
             if not self.orphaning:
