@@ -535,3 +535,37 @@ def test_deleted_records_are_passed_and_committed_without_the_application(addres
                 assert time.monotonic() < deadline
 
     asyncio.run(consume())
+
+
+def test_a_member_that_stalls_drops_what_it_had_though_no_partition_is_assigned_to_it(address: str) -> None:
+    create(address, "stalls")
+
+    def member() -> Consumer:
+        settings = {**BY_HAND, "max_poll_interval_ms": 1_500, "fetch_max_wait_ms": 50}
+        consumer = Consumer(address, group_id="stalls", share="any", **settings)
+        consumer.subscribe("stalls")
+        return consumer
+
+    def owns(consumer: Consumer) -> bool:
+        assert consumer._cooperative is not None
+        return bool(consumer._cooperative._member.owned)
+
+    async def consume() -> None:
+        async with member() as one, member() as other:
+            deadline = time.monotonic() + TIMEOUT_S
+            while not owns(one) and not owns(other):
+                await asyncio.gather(one.poll(0.1), other.poll(0.1))
+                assert time.monotonic() < deadline
+            idle, owner = (other, one) if owns(one) else (one, other)
+            await asyncio.sleep(0.2)  # No claim waits.
+            await asyncio.to_thread(produce, address, "stalls", 20)
+            records: list[Any] = []
+            while not records:
+                records = await idle.poll(1, max_records=5)
+            assert [record.offset for record in records] == [0, 1, 2, 3, 4]
+            assert await polled(owner, 20) == list(range(20)), "as the other one has left by then"
+            await owner.commit()
+            for _ in range(5):
+                assert await idle.poll(0.2) == [], "what was handed to others is not handed out"
+
+    asyncio.run(consume())

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -45,6 +46,7 @@ class CooperativeGroup(Group):
     def __init__(
         self, settings: ConsumerSettings, cluster: Cluster, driver: FetchingDriver, *, clock: Clock, chance: Chance
     ) -> None:
+        settings = replace(settings, share="any")  # Where that is said of an assignment, too.
         super().__init__(settings, cluster, driver.fetcher, driver, clock=clock, chance=chance)
         self.ledger = SliceLedger(Tracker(taken(TrackerSettings, settings), ordered=False))
         self.fetches = SliceFetches(

@@ -155,16 +155,15 @@ class ClassicMember(PolledMember[Phase]):
 
     def leave(self, *, stay: bool | None = None) -> None:
         """Leave, once all partitions are revoked; by default a static member sends no LeaveGroup."""
-        static = self._settings.group_instance_id is not None
-        staying = static if stay is None else stay
+        staying = self._is_static if stay is None else stay
         self._leave_sent = staying or not self._member_id
         if self._phase is not Phase.OUT:
             if self._phase in (Phase.STALE, Phase.FAILED):
                 self._leave_sent = True
                 self._lost = True
             self._phase = Phase.LEAVING
-        if self._flight:
-            self._flight = 0
+        self._has_lost_slices = False
+        self._flight = 0
         self._advance()
 
     # -- the member's state -------------------------------------------------------------------------------------------
@@ -273,6 +272,7 @@ class ClassicMember(PolledMember[Phase]):
                     self._due_ms = 0
             case Lost(partitions):
                 self._owned -= partitions
+                self._has_lost_slices = False
             case Assign(partitions):
                 self._owned |= partitions
             case _:
@@ -287,7 +287,7 @@ class ClassicMember(PolledMember[Phase]):
         """The next event for the application; returned again until it is taken."""
         if self._taken is not None:
             return None
-        if self._owned and (self._lost or self._phase in (Phase.STALE, Phase.FAILED)):
+        if self._has_lost_slices or (self._owned and (self._lost or self._phase in (Phase.STALE, Phase.FAILED))):
             return Lost(self._owned)
         if self._phase is Phase.FAILED:
             return Failed(self._error) if self._error is not None else None
@@ -342,14 +342,14 @@ class ClassicMember(PolledMember[Phase]):
     def _check_poll(self, now_ms: int) -> None:
         deadline = self._poll_deadline_ms
         if deadline is not None and now_ms >= deadline and self._phase in ALIVE:
-            self._leave_sent = self._settings.group_instance_id is not None or not self._member_id
+            self._leave_sent = self._is_static or not self._member_id
             self._phase, self._flight = Phase.STALE, 0
             self._lose()
             if self._leave_sent:
                 self._left()
 
     def _may_join(self) -> bool:
-        if self._taken is not None or self._lost:
+        if self._taken is not None or self._lost or self._has_lost_slices:
             return False
         return self._cooperative or not self._owned
 
@@ -361,7 +361,7 @@ class ClassicMember(PolledMember[Phase]):
                 self._phase, self._due_ms = Phase.UNJOINED, 0
             else:
                 self._rejoin = True
-        if self._owned or self._taken is not None or self._flight:
+        if self._owned or self._has_lost_slices or self._taken is not None or self._flight:
             return
         if self._phase is Phase.LEAVING and self._leave_sent:
             self._phase, self._generation = Phase.OUT, NO_GENERATION
@@ -375,7 +375,8 @@ class ClassicMember(PolledMember[Phase]):
             self._phase = Phase.UNJOINED
 
     def _lose(self) -> None:
-        """Mark the owned partitions as lost, including those of an Assign in progress."""
+        """Before a generation is left, mark the owned partitions as lost, with those of an Assign in progress."""
+        self._lose_slices()
         self._lost = bool(self._owned) or isinstance(self._taken, Assign)
 
     def _start_over(self, now_ms: int) -> None:
@@ -385,16 +386,16 @@ class ClassicMember(PolledMember[Phase]):
 
     def _leave_generation(self, member_id: str) -> None:
         """Give up a generation that went on without this member, with all partitions, and join again as `member_id`."""
-        self._member_id, self._generation = member_id, NO_GENERATION
         self._lose()
+        self._member_id, self._generation = member_id, NO_GENERATION
         self._target = None
         self._phase, self._due_ms, self._rejoin = Phase.UNJOINED, 0, False
 
     def _fail(self, error: ApiError) -> None:
+        self._lose()
         self._phase, self._error = Phase.FAILED, error
         self._member_id, self._generation = "", NO_GENERATION
         self._target, self._rejoin = None, False
-        self._lose()
 
     def _left(self) -> None:
         self._leave_sent = True
@@ -489,8 +490,7 @@ class ClassicMember(PolledMember[Phase]):
 
     def _was_left_behind(self, generation: int) -> bool:
         """Whether a generation went on without this static member, which may have given its partitions to others."""
-        static = self._settings.group_instance_id is not None
-        return static and bool(self._owned) and NO_GENERATION < self._generation < generation - 1
+        return self._is_static and bool(self._owned) and NO_GENERATION < self._generation < generation - 1
 
     def _lead(self, response: JoinGroupResponse, now_ms: int) -> None:
         try:

@@ -167,15 +167,15 @@ class ConsumerMember(PolledMember[Phase]):
 
         A static member with `stay` must return within the session timeout; a dynamic one sends no leaving heartbeat.
         """
-        static = self._settings.group_instance_id is not None
-        staying = static if stay is None else stay
+        staying = self._is_static if stay is None else stay
         was_in = self._phase in HEARTBEATING and self._known
         if self._phase is Phase.STALE and self._leave_epoch:
             was_in = True
         if was_in:
-            self._leave_epoch = LEAVE if not staying else LEAVE_FOR_A_WHILE if static else 0
+            self._leave_epoch = LEAVE if not staying else LEAVE_FOR_A_WHILE if self._is_static else 0
         if self._phase is not Phase.OUT:
             self._phase = Phase.LEAVING
+        self._has_lost_slices = False
         self._advance()
 
     def heartbeat_now(self) -> None:
@@ -252,6 +252,7 @@ class ConsumerMember(PolledMember[Phase]):
         match event:
             case Revoke(partitions) | Lost(partitions):
                 self._owned = without_ranges(self._owned, partitions)
+                self._has_lost_slices = self._has_lost_slices and not isinstance(event, Lost)
                 self._urgent = True
             case Assign(partitions):
                 self._owned = with_ranges(self._owned, partitions)
@@ -269,7 +270,7 @@ class ConsumerMember(PolledMember[Phase]):
         if self._taken is not None:
             return None
         if self._phase in (Phase.FENCED, Phase.STALE, Phase.FAILED):
-            if self._owned:
+            if self._owned or self._has_lost_slices:
                 return Lost(self._owned)
             return Failed(self._error) if self._error is not None and self._phase is Phase.FAILED else None
         if self._phase is Phase.LEAVING:
@@ -329,14 +330,15 @@ class ConsumerMember(PolledMember[Phase]):
     def _check_poll(self, now_ms: int) -> None:
         deadline = self._poll_deadline_ms
         if deadline is not None and now_ms >= deadline and self._phase in HEARTBEATING:
-            static = self._settings.group_instance_id is not None
             known = self._known
             self._drop_out(Phase.STALE)
-            self._leave_epoch = (LEAVE_FOR_A_WHILE if static else LEAVE) if known else 0
+            self._leave_epoch = (LEAVE_FOR_A_WHILE if self._is_static else LEAVE) if known else 0
 
     def _drop_out(self, phase: Phase) -> None:
         """End the membership; the owned partitions are lost."""
         self._phase = phase
+        if phase is not Phase.LEAVING:
+            self._lose_slices()
         self._epoch = JOIN
         self._confirmed = self._describing = None
         self._target, self._shares = None, {}
@@ -359,7 +361,7 @@ class ConsumerMember(PolledMember[Phase]):
 
     def _advance(self) -> None:
         """Continue once the events, or the request, of the current phase are done."""
-        if self._owned or self._taken is not None or self._flight or self._leave_epoch:
+        if self._owned or self._has_lost_slices or self._taken is not None or self._flight or self._leave_epoch:
             return
         if self._phase is Phase.LEAVING:
             self._phase, self._epoch = Phase.OUT, JOIN

@@ -25,6 +25,8 @@ class PolledMember(ABC, Generic[PhaseT]):
         self._phase = phase
         self._owned: frozenset[Owned] = frozenset()
         self._poll_deadline_ms: int | None = None
+        self._has_lost_slices = False
+        """A membership with slices has ended, and the application has not handled the Lost event yet."""
 
     def poll_began(self, now_ms: int) -> bool:
         """Report that the application polls; return whether that may give the member something to do."""
@@ -44,6 +46,21 @@ class PolledMember(ABC, Generic[PhaseT]):
 
     def commit_refused(self, code: ErrorCode, epoch: int, now_ms: int) -> None:
         """Report that the coordinator has refused a commit of this epoch; heartbeats of KIP-848 tell what follows."""
+
+    @property
+    def _is_static(self) -> bool:
+        """Whether the member keeps its place in the group while it is away."""
+        return self._settings.group_instance_id is not None
+
+    def _lose_slices(self) -> None:
+        """Have the application drop its slices, if it has any, before the member joins again: its membership ends."""
+        if self._settings.share == "any" and self.is_member:
+            self._has_lost_slices = True
+
+    @property
+    @abstractmethod
+    def is_member(self) -> bool:
+        """Whether the coordinator accepts this member's commits, as far as known."""
 
     @property
     def owned(self) -> frozenset[Owned]:

@@ -88,7 +88,10 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Drop these partitions without a commit: other members may own them already."""
+    """Drop these partitions without a commit: other members may own them already.
+
+    A member that has slices drops them, too, and is told so where no partition is assigned to it.
+    """
 
     partitions: frozenset[Owned]
 
@@ -134,6 +137,8 @@ class MemberSettings:
     retry_backoff_ms: int = 100
     retry_backoff_max_ms: int = 1_000
     allow_key_share: bool = False
+    share: str = "none"
+    """`any`: the member has slices, whatever is assigned to it, and loses them with its membership."""
 
 
 class Member(Protocol):

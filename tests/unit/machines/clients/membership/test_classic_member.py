@@ -339,6 +339,25 @@ def test_who_does_not_poll_leaves_and_learns_at_the_next_poll_what_it_lost() -> 
     assert world.sends(JoinGroupRequest).member_id == ""
 
 
+def test_who_has_slices_learns_that_they_are_lost_though_nothing_is_assigned() -> None:
+    world = World(share="any")
+    world.joins(1)
+    world.syncs()
+    world.beats(ErrorCode.UNKNOWN_MEMBER_ID)
+    world.now += INTERVAL
+    assert world.quiet() is None, "not before the application has dropped them"
+    world.carry_out(Lost(owned()))
+    world.joins(2)
+    world.syncs()
+    world.member.poll_ended(world.now)
+    world.now += 60_000
+    world.sends(LeaveGroupRequest)
+    world.hears(LeaveGroupResponse())
+    world.member.poll_began(world.now)
+    world.carry_out(Lost(owned()))
+    world.joins(3)
+
+
 def test_a_changed_subscription_joins_again() -> None:
     world = World(*COOPERATIVE).stable(0)
     world.member.subscribe(Subscription(frozenset({"airports", "flights"})))

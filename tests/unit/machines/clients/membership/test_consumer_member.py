@@ -292,6 +292,33 @@ def test_who_does_not_poll_leaves_and_learns_at_the_next_poll_what_it_lost() -> 
     assert world.beat().member_epoch == 0
 
 
+def test_who_has_slices_learns_that_they_are_lost_though_nothing_is_assigned() -> None:
+    world = World(share="any").joined()
+    world.member.poll_ended(world.now)
+    world.now += 60_000
+    assert world.beat().member_epoch == -1
+    world.answer(-1, assigned=False)
+    world.member.poll_began(world.now)
+    assert world.quiet() is None, "not before the application has dropped them"
+    world.carry_out(Lost(owned()))
+    assert world.beat().member_epoch == 0
+    world.answer(5)
+    world.now += INTERVAL
+    world.beat()
+    world.answer(0, error=ErrorCode.FENCED_MEMBER_EPOCH)
+    world.carry_out(Lost(owned()))
+    assert world.beat().member_epoch == 0
+
+
+def test_who_leaves_is_not_told_of_slices() -> None:
+    world = World(share="any").joined()
+    world.now += INTERVAL
+    world.beat()
+    world.member.leave()
+    world.answer(0, error=ErrorCode.FENCED_MEMBER_EPOCH)
+    assert world.member.has_left and world.member.event() is None
+
+
 def test_a_poll_that_waits_long_is_alive() -> None:
     world = World().joined(0)
     world.member.poll_ended(world.now)
