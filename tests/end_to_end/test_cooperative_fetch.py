@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from anabranch.client import Admin, ApiError, Consumer, ErrorCode, Producer, RejectError, TopicPartition
+from anabranch.client import (
+    Admin,
+    ApiError,
+    Consumer,
+    ErrorCode,
+    Producer,
+    RejectError,
+    SubscriptionPattern,
+    TopicPartition,
+)
 from anabranch.client import sync as plain
 from tests.support import commands
 from tests.support.broker import BrokerProcess, running
@@ -567,5 +576,27 @@ def test_a_member_that_stalls_drops_what_it_had_though_no_partition_is_assigned_
             await owner.commit()
             for _ in range(5):
                 assert await idle.poll(0.2) == [], "what was handed to others is not handed out"
+
+    asyncio.run(consume())
+
+
+@pytest.mark.parametrize("wanted", ["named", SubscriptionPattern("match.*")], ids=["by-name", "by-pattern"])
+def test_a_topic_that_is_created_later_is_read_from_its_start_by_members_that_begin_at_the_end(
+    address: str, wanted: Any
+) -> None:
+    topic = wanted if isinstance(wanted, str) else "matched"
+
+    async def consume() -> None:
+        settings = {"auto_offset_reset": "latest", "metadata_max_age_ms": 200}
+        async with Consumer(address, group_id=topic, share="any", **settings) as consumer:
+            consumer.subscribe(wanted)
+            deadline = time.monotonic() + TIMEOUT_S
+            assert consumer._cooperative is not None
+            while consumer._cooperative.fetches._known_for is None:
+                await consumer.poll(0.05)
+                assert time.monotonic() < deadline
+            await asyncio.to_thread(create, address, topic)
+            await asyncio.to_thread(produce, address, topic, 10)
+            assert await polled(consumer, 10) == list(range(10))
 
     asyncio.run(consume())

@@ -50,7 +50,7 @@ class CooperativeGroup(Group):
         super().__init__(settings, cluster, driver.fetcher, driver, clock=clock, chance=chance)
         self.ledger = SliceLedger(Tracker(taken(TrackerSettings, settings), ordered=False))
         self.fetches = SliceFetches(
-            settings, cluster, driver, driver.handout, self._context, self.ledger, self._commit_quietly
+            settings, cluster, driver, driver.handout, self._context, self.ledger, self._driver, self._commit_quietly
         )
         self._committing = asyncio.Lock()
         self._committed_ms = 0

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
-from anabranch.base.ids import NO_TOPIC_ID
+from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.cluster.connection import Connection
 from anabranch.client.cluster.metadata import TopicInfo
@@ -54,7 +54,7 @@ class MemberDriver:
 
     async def drive(self) -> None:
         self._is_leaving = False
-        if self._settings.auto_offset_reset == "latest":
+        if self._records_first:
             await self._record_and_join()
         elif self._wanted() is not None:
             self.join()
@@ -94,10 +94,28 @@ class MemberDriver:
         assert wanted is not None
         seen = () if self.first_seen is None else self.first_seen
         is_known = wanted.topics <= set(seen) and wanted.pattern in {None, *self._patterns}
-        if is_known or self._settings.auto_offset_reset != "latest":
+        if is_known or not self._records_first:
             self.join()
         else:
             self._context.job("record", self._record_and_join)
+
+    @property
+    def _records_first(self) -> bool:
+        """Whether it matters what existed before the member joined.
+
+        With `none` the coordinator knows of assigned partitions which are new to the group. Slices need no assignment.
+        """
+        reset = self._settings.auto_offset_reset
+        return reset == "latest" or (reset == "none" and self._settings.share == "any")
+
+    def was_there(self, tp: TopicPartition, topic_id: UUID) -> bool:
+        """Whether a partition of the topic with this id existed when this member first subscribed to it.
+
+        What came later is new to the group, and read from its start. True where that was not recorded.
+        """
+        if self.first_seen is None:
+            return True
+        return self.first_ids.get(tp.topic) == topic_id and tp.partition in self.first_seen.get(tp.topic, ())
 
     async def _record_and_join(self) -> None:
         recorded: Subscription | None = None

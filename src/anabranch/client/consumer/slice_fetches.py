@@ -18,6 +18,7 @@ from anabranch.base.patterns import compile_pattern
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.group_context import EPOCH_STALE, OUT_OF_GROUP, GroupContext
 from anabranch.client.consumer.handout import Handout
+from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable
 from anabranch.machines.clients.fetching.values import Fetched
@@ -48,6 +49,7 @@ class SliceFetches:
         handout: Handout,
         context: GroupContext,
         ledger: SliceLedger,
+        member: MemberDriver,
         commit: Callable[[], Awaitable[None]],
     ) -> None:
         """`commit` commits what is done, and raises nothing."""
@@ -63,13 +65,10 @@ class SliceFetches:
         self._handout = handout
         self._context = context
         self._ledger = ledger
+        self._member = member
         self._commit = commit
         self._leases = itertools.count(1)
         self._topics: dict[str, TopicInfo] = {}
-        self._first_seen: dict[str, frozenset[int]] = {}
-        """The partitions of each topic when it was first seen: later ones are read from their start."""
-        self._first_ids: dict[str, UUID] = {}
-        """The ids of these topics: one that is created again is another one."""
         self._known_for: Subscription | None = None
         self._refresh_at_ms = 0
         self._refreshing = False
@@ -140,9 +139,6 @@ class SliceFetches:
                 for name, info in found.items()
                 if isinstance(info, TopicInfo) and (matches is None or (matches(name) and not info.is_internal))
             }
-            for name, info in topics.items():
-                self._first_seen.setdefault(name, frozenset(info.partitions))
-                self._first_ids.setdefault(name, info.topic_id)
             for name, info in topics.items():
                 self._drop_other_topic(name, info)
             self._topics, self._known_for = topics, subscription
@@ -290,9 +286,7 @@ class SliceFetches:
             now = (await self._cluster.topic(tp.topic)).topic_id
         except (AnabranchError, OSError):
             return -1
-        if now != self._first_ids.get(tp.topic):  # All of it is new to the group.
-            reset = "earliest"
-        if tp.partition not in self._first_seen.get(tp.topic, ()):
+        if not self._member.was_there(tp, now):
             reset = "earliest"
         if reset == "none":
             text = f"group '{self._context.group_id}' has committed nothing of {tp}, and auto.offset.reset is none"
