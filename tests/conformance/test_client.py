@@ -258,6 +258,9 @@ def test_deleted_records_are_gone_and_a_position_among_them_is_reset(address: st
             await consumer.seek(topic, 0, 3)
             with pytest.raises(ApiError, match=r"offset 3 of .* is not in its log"):
                 await consumer.poll(10)
+            assert consumer.paused() == (), "the application has paused nothing"
+            await consumer.seek(topic, 0, 15)
+            assert [record.offset for record in await take(consumer, 5)] == list(range(15, 20))
 
     run(scenario())
 

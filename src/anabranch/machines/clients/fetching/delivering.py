@@ -53,7 +53,7 @@ def _announced(partition: Partition, limit: int | None) -> int | None:
 
 def _parts(partition: Partition, limit: int | None) -> list[Deliverable]:
     found: list[Deliverable] = []
-    if partition.paused or partition.position is None or partition.is_of_another_topic:
+    if partition.is_still or partition.position is None or partition.is_of_another_topic:
         return found
     start = partition.position
     for fetched in partition.held:

@@ -381,8 +381,9 @@ class Fetcher:
         self._state.partition(tp).paused = True
 
     def resume(self, tp: TopicPartition) -> None:
-        """Resume a paused partition."""
-        self._state.partition(tp).paused = False
+        """Resume a paused partition. One that is not read because of an error is tried again."""
+        partition = self._state.partition(tp)
+        partition.paused = partition.refused = partition.is_nowhere = False
 
     @property
     def assignment(self) -> tuple[TopicPartition, ...]:
@@ -401,7 +402,7 @@ class Fetcher:
 
     @property
     def paused(self) -> tuple[TopicPartition, ...]:
-        """The paused partitions."""
+        """The partitions that the application has paused."""
         return tuple(partition.name for partition in self._state.partitions() if partition.paused)
 
     def position(self, tp: TopicPartition) -> int | None:

@@ -300,7 +300,7 @@ def openings(state: FetchingState) -> tuple[TopicPartition, ...]:
 
 
 def _is_opening(partition: Partition) -> bool:
-    if partition.paused or partition.position is None or not partition.held:
+    if partition.is_still or partition.position is None or not partition.held:
         return False
     start = next_announcement(partition)
     if start is None or partition.position < start:

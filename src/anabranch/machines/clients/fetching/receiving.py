@@ -132,7 +132,7 @@ def _refused(state: FetchingState, partition: Partition, remedy: str) -> None:
         return
     text = f"{partition.name} gives no records by key or size to this consumer. {remedy}, or read whole partitions."
     state.tell(ApiError(ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED, text))
-    partition.paused = partition.refused = True
+    partition.refused = True
 
 
 def _has_waited(partition: Partition, log_start: int) -> bool:
@@ -152,7 +152,7 @@ def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:
         f"'{state.settings.auto_offset_reset}'. Seek to an offset that is there, or set it to earliest or latest."
     )
     state.tell(ApiError(ErrorCode.OFFSET_OUT_OF_RANGE, text))
-    partition.paused = True
+    partition.is_nowhere = True
 
 
 def take_found(

@@ -40,7 +40,7 @@ def request(state: FetchingState, now_ms: int) -> ConsumerWork:
             if node is None:
                 continue
             if partition.position is not None:
-                if node not in busy and not partition.paused:
+                if node not in busy and not partition.is_still:
                     readable.append((node, view, partition))
             elif not partition.looking_up:
                 epoch = view.epochs.get(partition.number, NO_LEADER_EPOCH)

@@ -42,8 +42,11 @@ class Partition:
     held: deque[Fetched] = field(default_factory=deque)
     held_size: int = 0
     paused: bool = False
+    """Whether the application has paused it."""
     refused: bool = False
-    """Paused because its broker gives no part of its records."""
+    """Not read because its broker gives no part of its records."""
+    is_nowhere: bool = False
+    """Not read because its position is not in the log, and `auto.offset.reset` is none: until another one is set."""
     retry_at_ms: int = 0
     failures: int = 0
     looking_up: int = 0
@@ -115,10 +118,16 @@ class Partition:
             self.handed_end = max(self.handed_end, offset)
             self.flushed = min(self.flushed, offset)
         self.position = self.fetch_offset = offset
+        self.is_nowhere = False
         self.finished = None
         self.announced = offset - 1
         self.topic.limits = None
         self.ask_from_here()
+
+    @property
+    def is_still(self) -> bool:
+        """Whether no records are fetched and handed out, whatever there are."""
+        return self.paused or self.refused or self.is_nowhere
 
     @property
     def is_of_another_topic(self) -> bool:
@@ -140,7 +149,6 @@ class Partition:
             few = filter or RecordFilter()
             wanted = Asked(places(self.share), few.keys, few.keys_refused, few.size_min, few.size_max)
         if wanted != self.wanted:
-            self.paused = self.paused and not self.refused
             self.refused = False
             self.wanted = wanted
             self.held.clear()

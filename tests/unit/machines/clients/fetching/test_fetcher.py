@@ -399,3 +399,42 @@ def test_while_an_end_is_unknown_its_lineage_is_asked_for_again_and_again() -> N
     reader.fetcher.topic_known(reader.view, reader.now)
     reader.now += 5_000
     assert reader.fetcher.drain(reader.now).refresh == []
+
+
+@pytest.mark.parametrize("call", ["seek", "seek to time", "assign anew", "resume"])
+def test_a_partition_whose_position_is_not_in_its_log_is_read_again_once_it_has_another_one(call: str) -> None:
+    reader = Reader(reset="none")
+    reader.fetcher.assign([P0], [])
+    reader.start({P0: 3})
+    reader.answer(reader.fetch(), {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=50)})
+    (error,) = reader.fetcher.errors()
+    assert "Seek to an offset that is there" in str(error)
+    assert reader.fetcher.drain(reader.now).fetches == [] and reader.fetcher.paused == ()
+    expected = 50
+    if call == "seek":
+        reader.fetcher.seek(P0, 50)
+    elif call == "resume":
+        reader.fetcher.resume(P0)
+        expected = 3
+    else:
+        if call == "assign anew":
+            reader.fetcher.assign([], [])
+            reader.fetcher.assign([P0], [])
+            assert reader.fetcher.drain(reader.now).refresh == ["t"]
+            reader.fetcher.topic_known(reader.view, reader.now)
+        else:
+            reader.fetcher.seek_to_timestamp(P0, 1_000)
+        (lookup,) = reader.fetcher.drain(reader.now).lookups
+        reader.fetcher.found(lookup.request_id, {P0: (ErrorCode.NONE, 50)}, reader.now)
+    assert reader.fetch().partitions[P0].offset == expected
+
+
+def test_a_partition_that_is_paused_stays_so_over_an_error_and_a_seek() -> None:
+    reader = Reader(reset="none")
+    reader.fetcher.assign([P0], [])
+    reader.start({P0: 3})
+    fetch = reader.fetch()
+    reader.fetcher.pause(P0)
+    reader.answer(fetch, {P0: FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=50)})
+    reader.fetcher.seek(P0, 50)
+    assert reader.fetcher.drain(reader.now).fetches == [] and reader.fetcher.paused == (P0,)

@@ -132,8 +132,10 @@ def test_a_member_that_may_have_waited_at_a_gate_goes_on_behind_what_was_deleted
 def test_without_a_reset_an_offset_out_of_range_pauses_and_is_told() -> None:
     state, partition = world("none")
     receiving.take(state, partition, ORIGIN, FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE), 0)
-    assert partition.paused and "is not in its log, and auto.offset.reset is 'none'" in str(
-        next(iter(state.errors.values()))
+    assert (
+        partition.is_still
+        and not partition.paused
+        and "is not in its log, and auto.offset.reset is 'none'" in str(next(iter(state.errors.values())))
     )
 
 
