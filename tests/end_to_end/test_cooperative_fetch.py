@@ -600,3 +600,33 @@ def test_a_topic_that_is_created_later_is_read_from_its_start_by_members_that_be
             assert await polled(consumer, 10) == list(range(10))
 
     asyncio.run(consume())
+
+
+def test_a_partition_that_was_added_is_read_though_its_first_records_were_deleted_before_a_member_came(
+    address: str,
+) -> None:
+    create(address, "added")
+    produce(address, "added", 10)
+    added = TopicPartition("added", 1)
+
+    async def consume() -> None:
+        settings = {"auto_offset_reset": "earliest", "max_poll_records": 10}
+        async with Admin(address) as admin, Consumer(address, group_id="added", share="any", **settings) as consumer:
+            consumer.assign([("added", 0)], share="any")
+            await polled(consumer, 10)
+            await consumer.commit()
+            await admin.resize("added", 2)
+            deadline = time.monotonic() + TIMEOUT_S
+            while added not in await _committed(address, "added"):  # The coordinator writes where it begins.
+                await consumer.poll(0.1)
+                assert time.monotonic() < deadline
+            async with Producer(address) as producer:
+                for number in range(60):
+                    await producer.send("added", b"%d" % number, partition=1)
+            await admin.delete_records({added: 50})
+            consumer.assign([("added", 0), ("added", 1)], share="any")
+            assert await polled(consumer, 10) == list(range(50, 60))
+            await consumer.commit()
+            assert (await _committed(address, "added"))[added].offset == 60
+
+    asyncio.run(consume())

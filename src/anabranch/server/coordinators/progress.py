@@ -6,9 +6,11 @@ questions are the seam between them. ApiError where the coordinator is not there
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 from uuid import UUID
+from weakref import WeakKeyDictionary
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -37,9 +39,9 @@ class Committed:
 
     __slots__ = ("_ranges", "stable", "version")
 
-    def __init__(self, position: Position, ranges: OffsetRanges, machine: object) -> None:
-        self.stable = position.offset
-        self.version: Hashable = (id(machine), position.ranges_since)
+    def __init__(self, position: Position, ranges: OffsetRanges, machine: int, log_start: int) -> None:
+        self.stable = position.offset if position.is_begun else max(position.offset, log_start)
+        self.version: Hashable = (machine, position.ranges_since)
         self._ranges = ranges
 
     def reaches(self, offset: int) -> int:
@@ -57,6 +59,9 @@ class Memberships:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
+        self._numbers: WeakKeyDictionary[Coordinator, int] = WeakKeyDictionary()
+        """Of the machines that were asked: one that was loaded later may know less."""
+        self._next_number = itertools.count()
 
     def check_member(self, group_id: str, member_id: str, epoch: int, instance_id: str | None = None) -> None:
         """ApiError with a sentence unless this is a member of the group, at its epoch."""
@@ -84,8 +89,11 @@ class Memberships:
         members = {} if group is None else group.members
         return members.__contains__
 
-    def committed(self, group_id: str, topic: str, topic_id: UUID, partition: int) -> Committed | None:
-        """What the group has committed; None where it has committed nothing. ApiError where it shares by key."""
+    def committed(self, group_id: str, topic: str, topic_id: UUID, partition: int, log_start: int) -> Committed | None:
+        """What the group has committed; None where it has committed nothing. ApiError where it shares by key.
+
+        A position that the coordinator wrote is the log start at least, as commits and fetches of offsets take it.
+        """
         from anabranch.machines.groups.classic import ClassicGroup
 
         machine = self._machine(group_id)
@@ -111,7 +119,11 @@ class Memberships:
                 f"Group {group_id} has shared {topic}-{partition} by key: its keys stand at different offsets. Use "
                 "another group, or reset its offsets.",
             )
-        return Committed(position, machine.offsets.individual.of(group_id, (topic, partition), position), machine)
+        number = self._numbers.get(machine)
+        if number is None:
+            number = self._numbers[machine] = next(self._next_number)
+        ranges = machine.offsets.individual.of(group_id, (topic, partition), position)
+        return Committed(position, ranges, number, log_start)
 
     async def begin(self, group_id: str, member_id: str, epoch: int, at: TopicPartition, offset: int) -> None:
         """Have a group that has committed nothing of a partition begin at an offset, durably; the first call counts."""

@@ -203,10 +203,11 @@ class _Attempt:
             self.urgent = True
             return self._nothing(partition)
         topic_name, number = partition.name
-        progress = broker.memberships.committed(group_id, topic_name, partition.topic_id, number)
+        where = group_id, topic_name, partition.topic_id, number
+        progress = broker.memberships.committed(*where, log.log_start)
         if progress is None:
             await self._begin(partition, part.fetch_offset)
-            progress = broker.memberships.committed(group_id, topic_name, partition.topic_id, number)
+            progress = broker.memberships.committed(*where, log.log_start)
             if progress is None:
                 raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
         if progress.stable > log.end:
