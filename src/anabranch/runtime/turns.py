@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import TypeVar
 
+from anabranch.runtime.loop_steps import timed
+
 T = TypeVar("T")
 FEW = 4
 """Items at a time where a small file may be written for each, which takes 0.2 to 0.6 ms."""
@@ -53,7 +55,8 @@ class Pace:
     def _admit(self, count: int) -> None:
         assert count <= self._room, (count, self._most)
         if self._room == self._most:
-            asyncio.get_running_loop().call_soon(self._renew)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(timed(loop, "pace", self._renew))
         self._room -= count
 
     def _renew(self) -> None:

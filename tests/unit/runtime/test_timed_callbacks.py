@@ -27,7 +27,6 @@ SHORT = {
     "_log_failure",
     "self._created",
     "self._individual_created",
-    "lambda done: self._end(decided, done)",
     "drop",
     # Forget a task.
     "self._asking.discard",

@@ -163,8 +163,9 @@ class Deliveries:
             self._warn(delivery.decided, delivery.undelivered, delivery.reason)
             delivery.begin(delivery.undelivered)
             loop = asyncio.get_running_loop()
-            resume = timed(loop, "coordinator", self._resume)
-            self._pauses[delivery] = loop.call_later(delivery.delay_s, resume, delivery)
+            self._pauses[delivery] = loop.call_later(
+                delivery.delay_s, timed(loop, "coordinator", self._resume), delivery
+            )
             delivery.delay_s = min(delivery.delay_s * 2, RETRY_MAX_S)
             return
         del self._deliveries[delivery.decided]
