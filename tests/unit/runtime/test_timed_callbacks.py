@@ -32,6 +32,7 @@ SHORT = {
     "self._asking.discard",
     "self._tasks.discard",
     "self._tasks.pop",
+    "self.removing.pop",
     # Cancel the requests of a connection, at most 16 and one large one.
     "_cancel",
     # Begin a task, to which the time of what follows belongs.
