@@ -28,9 +28,8 @@ LONGEST = "z" * STRING_SIZE_MAX
 def join(group_id: str, member_id: str = "", **said: Any) -> JoinGroupRequest:
     said.setdefault("protocols", [JoinGroupRequestProtocol(name="range", metadata=b"")])
     said.setdefault("protocol_type", "consumer")
-    return JoinGroupRequest(
-        group_id=group_id, member_id=member_id, session_timeout_ms=6_000, rebalance_timeout_ms=1, **said
-    )
+    said.setdefault("rebalance_timeout_ms", 60_000)
+    return JoinGroupRequest(group_id=group_id, member_id=member_id, session_timeout_ms=60_000, **said)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +86,7 @@ def test_a_group_of_the_longest_names_keeps_no_other_group_of_its_coordinator_wa
             group_id = f"{number}{LONGEST[1:]}"
             protocols = [JoinGroupRequestProtocol(name=LONGEST, metadata=b"")]
             said: dict[str, Any] = {"protocol_type": LONGEST, "protocols": protocols, "group_instance_id": instance}
+            said["rebalance_timeout_ms"] = 1
             first = hostile.call(join(group_id, **said), 6, client_id=LONGEST)
             if instance is None:
                 assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
