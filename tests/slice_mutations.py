@@ -72,8 +72,8 @@ COOPERATIVE = (
         (
             Edit(
                 CLAIMS,
-                "limit = partition.last_stable_offset if self._committed else log.high_watermark",
-                "limit = log.high_watermark",
+                "return partition.last_stable_offset if self._committed else partition.log.high_watermark",
+                "return partition.log.high_watermark",
             ),
         ),
         (),

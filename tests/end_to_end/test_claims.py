@@ -406,10 +406,12 @@ def test_the_description_of_a_group_shows_who_holds_slices(process: BrokerProces
             {"member_id": "first", "slices": 2, "records": 25, "first_offset": 0, "last_offset": 34},
             {"member_id": "second", "slices": 1, "records": 10, "first_offset": 10, "last_offset": 19},
         ]
+        both(first, second)
         table, _ = commands.run(process.address, "group", "describe", "described")
         shown = [line.split() for line in table.splitlines()]
         assert ["described", "0", "first", "2", "25", "0-34"] in shown
         assert ["described", "0", "second", "1", "10", "10-19"] in shown
+        both(first, second)
         assert second.commit_slice((10, 19)) is ErrorCode.NONE
         assert second.slice(1) == (35, 44)
         with plain.Admin(process.address) as admin:
@@ -417,3 +419,31 @@ def test_the_description_of_a_group_shows_who_holds_slices(process: BrokerProces
             nobody = admin.describe_slices("another", [TopicPartition("described", 0)])
         assert {it.member_id for it in held[TopicPartition("described", 0)]} == {"first", "second"}
         assert nobody == {}
+
+
+def test_what_is_appended_wakes_as_many_waiting_claims_as_there_are_slices(process: BrokerProcess) -> None:
+    first, second = two(process, "turns", 10)
+    third = Sharer(process, "turns", "third")
+    with first, second, third:
+        third.join()
+        both(first, second)
+        assert first.slice(0) == (0, 9)
+        waiting = [(member, member.send(_claim_of(member, 0), 12)) for member in (second, third)]
+        time.sleep(0.1)
+        first.produce("turns", 0, batch([b"v"] * 15))
+        got = [member.receive(sent).responses[0].partitions[0].slice for member, sent in waiting]
+        assert sorted((it.start, it.end) for it in got) == [(10, 19), (20, 24)]
+
+
+def test_a_member_that_gives_its_slices_back_takes_none_with_a_claim_that_waits(process: BrokerProcess) -> None:
+    first, second = two(process, "own", 10)
+    with first, second:
+        assert second.slice(0) == (0, 9)
+        with GroupClient(process.port) as beside:  # Requests of one connection are answered in their order.
+            waiting = beside.send(_claim_of(first, 0), 12)
+            time.sleep(0.1)
+            assert first.claim(LEFT).error_code == ErrorCode.NONE
+            first.write(10)
+            answer = beside.receive(waiting).responses[0].partitions[0]
+        assert (answer.error_code, answer.slice) == (ErrorCode.NONE, None)
+        assert second.slice(1) == (10, 19)

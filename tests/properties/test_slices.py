@@ -114,6 +114,8 @@ class World:
             return
         kept = self.chance.randint(found.start, found.end)
         assert self.slices.shrink(found, kept, kept - found.start + 1)
+        if self.chance.random() < 0.1:
+            self.slices.cancel(found)  # Of an older fetch with the same claim.
         self.sequence[member] += 1
         for offset in range(found.start, kept + 1):
             self.has[member][offset] = self.now_ms + SETTINGS.hold_ms

@@ -100,6 +100,8 @@ class Slice:
     due_ms: int
     size: int = 0
     """Bytes of its records."""
+    is_answered: bool = False
+    """Whether a claim was answered with it."""
 
 
 class Refused(NamedTuple):
@@ -254,6 +256,10 @@ class Slices:
             self._drop_committed(self._sessions[member_id], progress, LOOKED_AT_WHERE_FULL)
         return len(session.starts) < settings.per_member_max and not self._is_full
 
+    def may_have_open(self, limit: int) -> bool:
+        """Whether there may be open offsets below a limit: if not, no claim gets any."""
+        return bool(self._freed) or self._frontier < limit
+
     @property
     def _is_full(self) -> bool:
         return self.size >= self.settings.size_max or len(self._held) >= self.settings.slices_max
@@ -286,9 +292,9 @@ class Slices:
         return at
 
     def shrink(self, found: Slice, end: int, size: int) -> bool:
-        """Have a claimed slice end at an offset at most, and note the bytes of its records; False if it is not held.
+        """Answer with a claimed slice: it ends at an offset at most, and has records of `size` bytes.
 
-        What is left out is open.
+        False if it is not held. What is left out is open.
         """
         if self._held.get(found.start) is not found:
             return False
@@ -297,12 +303,13 @@ class Slices:
             self._open(found.end + 1, whole)
         self.size += size - found.size
         found.size = size
+        found.is_answered = True
         return True
 
     def cancel(self, found: Slice) -> None:
-        """Undo a claim that was not answered."""
+        """Undo a claim that was not answered; a repeated one of the same number may have been."""
         session = self._sessions.get(found.member_id)
-        if self._held.get(found.start) is not found or session is None:
+        if found.is_answered or self._held.get(found.start) is not found or session is None:
             return
         self._free(found)
         if session.last == found.start and session.sequence == found.sequence:

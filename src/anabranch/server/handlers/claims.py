@@ -9,7 +9,7 @@ Commits by ranges pass through here, too: what another member holds is not commi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from anabranch.server.context import BrokerContext, Large, large_or_not
 from anabranch.server.partitions.fetch_sessions import FetchContext, Target
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.slice_waits import Waiter
 
 READ_COMMITTED = 1
 CLAIMS_MAX = 1_000
@@ -106,13 +107,21 @@ def _needed(request: FetchRequest) -> FetchRequest:
 async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Large:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, request.max_wait_ms) / 1000
+    waited_for: tuple[Partition, ...] = ()
     while True:
+        began = broker.slices.waits.changes
         attempt = _Attempt(broker, request)
-        await attempt.make()
+        await attempt.make(waited_for)
         left_s = deadline - loop.time()
         if attempt.urgent or left_s <= 0 or broker.fetches.stopping:
-            return large_or_not(attempt.response, attempt.answers)
-        await _changed(broker, request.group_id, attempt.partitions, min(left_s, RECHECK_S))
+            break
+        done: asyncio.Future[None] = loop.create_future()
+        waiter = Waiter(request.member_id, attempt.looked_at, began, done)
+        await _changed(broker, request.group_id, waiter, done, min(left_s, RECHECK_S))
+        if waiter.has_ended:
+            break
+        waited_for = waiter.partitions
+    return large_or_not(attempt.response, attempt.answers)
 
 
 class _Attempt:
@@ -123,8 +132,10 @@ class _Attempt:
         self._request = request
         self._committed = request.isolation_level == READ_COMMITTED
         self._answers: dict[tuple[int, int], PartitionData] = {}
-        self.partitions: list[Partition] = []
-        """Those that may have records later."""
+        self.looked_at: dict[Partition, None] = {}
+        """The partitions that may have records later."""
+        self._left: dict[Partition, bool] = {}
+        """Those of which something may be left for others, and whether a slice of them was reserved."""
         self.urgent = False
         """Whether to answer now."""
 
@@ -133,26 +144,47 @@ class _Attempt:
         """The number of partitions in the answer."""
         return len(self._answers)
 
-    async def make(self) -> None:
-        """Reserve, read, and keep of each slice what was read."""
+    async def make(self, waited_for: Iterable[Partition]) -> None:
+        """Reserve, read, and keep of each slice what was read.
+
+        `waited_for`: the partitions that this fetch may have been woken for, in place of others.
+        """
         claimed: dict[tuple[int, int], _Claimed] = {}
         try:
-            for count, (at, topic, part) in enumerate(self._parts(), 1):
-                if count % AT_A_TIME == 0:
-                    await asyncio.sleep(0)
-                try:
-                    found = await self._claim(topic, part)
-                except ApiError as error:
-                    self._refuse(at, part, error.code, error.message)
-                    continue
-                if isinstance(found, _Claimed):
-                    claimed[at] = found
-                else:
-                    self._answers[at] = found
+            try:
+                for count, (at, topic, part) in enumerate(self._parts(), 1):
+                    if count % AT_A_TIME == 0:
+                        await asyncio.sleep(0)
+                    try:
+                        found = await self._claim(topic, part)
+                    except ApiError as error:
+                        self._refuse(at, part, error.code, error.message)
+                        continue
+                    if isinstance(found, _Claimed):
+                        claimed[at] = found
+                    else:
+                        self._answers[at] = found
+            finally:
+                self._wake_others(waited_for)
             await self._read(claimed)
         finally:
             for each in claimed.values():
                 each.slices.cancel(each.found)
+                self._broker.slices.waits.changed(self._request.group_id, each.partition)
+
+    def _wake_others(self, waited_for: Iterable[Partition]) -> None:
+        """Have other fetches look at what this one has left, or did not come to look at."""
+        waits, group_id = self._broker.slices.waits, self._request.group_id
+        waits.pass_on(group_id, [partition for partition in waited_for if partition not in self.looked_at])
+        for partition, is_reserved in self._left.items():
+            if is_reserved:
+                waits.changed(group_id, partition)
+            else:
+                waits.pass_on(group_id, [partition])
+
+    def _limit(self, partition: Partition) -> int:
+        """Where the records end that this fetch may have."""
+        return partition.last_stable_offset if self._committed else partition.log.high_watermark
 
     def _parts(self) -> Iterator[tuple[tuple[int, int], FetchTopic, FetchPartition]]:
         for place, topic in enumerate(self._request.topics):
@@ -196,10 +228,11 @@ class _Attempt:
         group_id, member_id = request.group_id, request.member_id
         broker.memberships.check_member(group_id, member_id, request.generation_id_or_member_epoch)
         log = partition.log
-        limit = partition.last_stable_offset if self._committed else log.high_watermark
+        limit = self._limit(partition)
         if claim.sequence == END_SESSION:
             broker.slices.of(group_id, partition).end_session(member_id)
-            broker.slices.freed(group_id)
+            broker.slices.waits.end(group_id, member_id, partition)
+            broker.slices.waits.changed(group_id, partition)
             self.urgent = True
             return self._nothing(partition)
         topic_name, number = partition.name
@@ -222,7 +255,9 @@ class _Attempt:
         found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms, log.log_start)
         if isinstance(found, Refused):
             raise ApiError(found.code, found.message)
-        self.partitions.append(partition)
+        self.looked_at[partition] = None
+        if slices.may_have_open(limit):
+            self._left[partition] = found is not None
         if found is None:
             return self._nothing(partition)
         target.offset = max(found.start, log.log_start)
@@ -285,9 +320,12 @@ class _Attempt:
             else:
                 end = max(found.start, min(end, reached if size else end))
             data = view[:size]
+        is_whole = end >= found.end
         if not each.slices.shrink(found, end, size):  # It ended while it was read.
             self._answers[at] = self._nothing(each.partition)
             return
+        if not is_whole:
+            self._broker.slices.waits.changed(self._request.group_id, each.partition)
         self.urgent = True
         self._broker.slices.claims.add()
         answer = self._nothing(each.partition)
@@ -326,30 +364,24 @@ class _Attempt:
         )
 
 
-async def _changed(broker: BrokerContext, group_id: str, partitions: list[Partition], wait_s: float) -> None:
-    """Wait until records came, slices may have become free, the time is over, or the broker stops."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    timer = loop.call_later(wait_s, wake)
+async def _changed(
+    broker: BrokerContext, group_id: str, waiter: Waiter, done: asyncio.Future[None], wait_s: float
+) -> None:
+    """Wait until it is the turn of this fetch to look again, the time is over, or the broker stops."""
+    waits = broker.slices.waits
+    timer = asyncio.get_running_loop().call_later(wait_s, waiter.wake)
     broker.fetches.waiting.add(done)
-    broker.slices.watch(group_id, wake)
-    watchers: list[tuple[Partition, Callable[[], None]]] = []
-    for partition in partitions:
-        partition.watch(wake)
-        watchers.append((partition, wake))
+    waits.park(group_id, waiter)
     try:
         await done
+    except asyncio.CancelledError:
+        if not done.cancelled():  # It was woken, and does not come to look.
+            waits.pass_on(group_id, waiter.partitions)
+        raise
     finally:
         timer.cancel()
         broker.fetches.waiting.discard(done)
-        broker.slices.unwatch(group_id, wake)
-        for partition, watcher in watchers:
-            partition.unwatch(watcher)
+        waits.leave(group_id, waiter)
 
 
 # -- commits ---------------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _heartbeat(
         return answer
     if hasattr(answer, "__await__"):
         return _then_freed(broker, request.group_id, answer)
-    broker.slices.freed(request.group_id)
+    broker.slices.waits.freed(request.group_id)
     return answer
 
 
@@ -198,7 +198,7 @@ async def _then_freed(broker: BrokerContext, group_id: str, answer: Awaitable[Re
     try:
         return await answer
     finally:
-        broker.slices.freed(group_id)
+        broker.slices.waits.freed(group_id)
 
 
 def _assigns_much(answer: ConsumerGroupHeartbeatResponse) -> bool:

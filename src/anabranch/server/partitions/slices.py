@@ -17,6 +17,7 @@ from anabranch.machines.partition.slices import Slice, Slices, SliceSettings
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
+from anabranch.server.partitions.slice_waits import SliceWaits
 
 BOOKS_SWEPT = 2
 """Books that are looked at for members that are gone whenever one is asked for."""
@@ -42,7 +43,8 @@ class SliceBooks:
         self._clock = clock
         self._settings = SliceSettings(hold_ms=hold_ms)
         self._books: dict[Book, Slices] = {}
-        self._waiting: dict[str, dict[Callable[[], None], None]] = {}
+        self.waits = SliceWaits()
+        """The fetches that wait for slices."""
         self.claims = metrics.counter("anabranch_slices_claimed_total", "Slices of partitions that members got.")
         self._again_of_dropped = 0
         gauge = metrics.gauge
@@ -105,25 +107,6 @@ class SliceBooks:
         """Drop what is known of partitions that were removed."""
         for key in [key for key in self._books if key.topic_id == topic_id and key.partition in partitions]:
             self._again_of_dropped += self._books.pop(key).offered_again
-
-    # -- waiting -------------------------------------------------------------------------------------------------------
-
-    def watch(self, group_id: str, watcher: Callable[[], None]) -> None:
-        """Call `watcher` when slices of a group may have become free, until `unwatch`."""
-        self._waiting.setdefault(group_id, {})[watcher] = None
-
-    def unwatch(self, group_id: str, watcher: Callable[[], None]) -> None:
-        """Stop calling `watcher`."""
-        watchers = self._waiting.get(group_id)
-        if watchers is not None:
-            watchers.pop(watcher, None)
-            if not watchers:
-                del self._waiting[group_id]
-
-    def freed(self, group_id: str) -> None:
-        """Have the waiting fetches of a group claim again: a member has left, or given something back."""
-        for watcher in list(self._waiting.get(group_id, ())):
-            watcher()
 
 
 def _first(books: dict[Book, Slices], count: int) -> Iterator[Book]:

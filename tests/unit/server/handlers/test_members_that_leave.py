@@ -58,7 +58,7 @@ def test_what_a_member_held_is_said_to_be_free_when_it_has_left(in_line: bool, h
     async def story() -> None:
         groups = Groups(Turns("a shard") if in_line else None)
         freed: list[bool] = []
-        slices = SimpleNamespace(freed=lambda group_id: freed.append(groups.left))
+        slices = SimpleNamespace(waits=SimpleNamespace(freed=lambda group_id: freed.append(groups.left)))
         broker: Any = SimpleNamespace(
             groups=groups,
             slices=slices,
