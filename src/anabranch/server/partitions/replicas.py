@@ -36,7 +36,7 @@ from anabranch.server.partitions.producer_budget import ProducerBudget, expire_p
 from anabranch.server.partitions.removal import LogRemoval
 from anabranch.server.partitions.removed import RemovedPartition, RemovedPartitions
 from anabranch.server.partitions.topic_settings import TopicSettings
-from anabranch.server.partitions.upkeep_failures import UpkeepFailures
+from anabranch.server.partitions.upkeep_failures import of_retention
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog
 from anabranch.storage.log.group_commit import GroupCommit
@@ -87,13 +87,7 @@ class Replicas:
         self.age = PatientTime(clock)
         """The time by which records are old."""
         self._metrics = metrics
-        self._upkeep_failures: UpkeepFailures[TopicPartition] = UpkeepFailures(
-            metrics.counter("anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."),
-            clock,
-            events,
-            on_failure="retention or producer snapshot failed",
-            on_success="retention and producer snapshots go on",
-        )
+        self._upkeep_failures = of_retention(metrics, clock, events)
         self._settings_of = settings_of
         self._checkpoints = directory.checkpoints
         self.removed = RemovedPartitions(directory.path, disk)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from anabranch.base.errors import DecodeError
+from anabranch.base.ids import TopicPartition
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLimit, EventLogger
-from anabranch.runtime.metrics import Counter
+from anabranch.runtime.metrics import Counter, Metrics
 from anabranch.storage.interface import OfflineLogError
 
 LINES_INTERVAL_S, LINES_MAX = 10.0, 10
@@ -21,6 +22,17 @@ EXPECTED = (OSError, OfflineLogError, DecodeError)
 
 
 Name = TypeVar("Name", bound=Hashable)
+
+
+def of_retention(metrics: Metrics, clock: Clock, events: EventLogger) -> UpkeepFailures[TopicPartition]:
+    """The failures of retention, and of snapshots of producers."""
+    return UpkeepFailures(
+        metrics.counter("anabranch_upkeep_failures_total", "Logs whose retention or producer snapshot failed."),
+        clock,
+        events,
+        on_failure="retention or producer snapshot failed",
+        on_success="retention and producer snapshots go on",
+    )
 
 
 class UpkeepFailures(Generic[Name]):

@@ -219,6 +219,8 @@ def test_a_delivery_that_waits_to_try_again_holds_no_other_up() -> None:
     found = written_when_delivered(leaders, refused, *(large(f"t{number}", 1) for number in range(10)))
     assert [*found][-1] == "refused"
     assert found["t9"] < 5_000
+
+
 def test_markers_of_many_partitions_that_are_not_written_take_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
     many = replace(DECIDED, partitions=frozenset(TopicPartition("t", number) for number in range(10_000)))
     leaders = Leaders(lambda number, attempt: ErrorCode.NOT_LEADER_OR_FOLLOWER)

@@ -87,6 +87,7 @@ def test_every_string_that_a_member_says_in_a_heartbeat_is_admitted_and_counted(
 
 def test_heartbeats_that_are_refused_leave_nothing_of_their_groups() -> None:
     coordinator, count = Coordinator(GroupSettings()), 100
+    coordinator.consumer_group_heartbeat(heartbeat(group_id="first", subscribed_topic_regex="a("), Caller(), 0)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
