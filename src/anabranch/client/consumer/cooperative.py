@@ -100,7 +100,7 @@ class CooperativeGroup(Group):
     @property
     def _passed_due_ms(self) -> int:
         """When the next commit of slices without records is due: they say nothing of the application's work."""
-        return self._passed_ms + self._settings.retry_backoff_ms
+        return self._passed_ms + self._settings.retry_backoff_max_ms
 
     def next_attendance_ms(self) -> int | None:
         """Return the time at which `attend` is due even without a change."""

@@ -250,7 +250,7 @@ class Slices:
         settings = self.settings
         if len(session.starts) >= settings.per_member_max:
             self._drop_committed(session, progress, LOOKED_AT_WHERE_FULL)
-        if self._is_full and self._sessions:  # One member after the other, at each claim.
+        if self._is_full:  # One member after the other, at each claim.
             member_id = next(iter(self._sessions))
             self._sessions[member_id] = self._sessions.pop(member_id)
             self._drop_committed(self._sessions[member_id], progress, LOOKED_AT_WHERE_FULL)

@@ -118,9 +118,10 @@ async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchR
         done: asyncio.Future[None] = loop.create_future()
         waiter = Waiter(request.member_id, attempt.looked_at, began, done)
         await _changed(broker, request.group_id, waiter, done, min(left_s, RECHECK_S))
-        if waiter.has_ended:
-            break
         waited_for = waiter.partitions
+        if waiter.has_ended:
+            broker.slices.waits.pass_on(request.group_id, waited_for)
+            break
     return large_or_not(attempt.response, attempt.answers)
 
 
