@@ -53,8 +53,8 @@ records are one batch, made in some milliseconds. The next sweep follows at once
 LOOKED_AT = 100
 """Ids that are looked at in the time in which a decision looks at a partition."""
 NAME_COPIES = 4
-"""A transactional id comes with each request: that of the first one, of the last, of the one that set what is due, and of
-one that may be repeated."""
+"""A transactional id comes with each request: that of the first one, of the last, of the one that set what is
+due, and of one that may be repeated."""
 INIT_PRODUCER_FENCED_SINCE = 4
 PRODUCER_FENCED_SINCE = 2
 """The versions of InitProducerId, and of the other requests, from which clients know PRODUCER_FENCED (KIP-588)."""
