@@ -98,6 +98,24 @@ COOPERATIVE = (
         f"{WIRE}::test_where_a_group_begins_is_decided_once",
     ),
     Mutation(
+        "a slice that is offered again to its member comes in beside itself",
+        (Edit("machines/clients/slices.py", "self._in_hand(tp, start, end))", "[])"),),
+        (*PYTEST, "tests/unit/machines/clients/test_slices.py"),
+        f"{APPLICATIONS}::test_a_record_that_takes_longer_than_the_hold_time_is_handed_out_once_and_committed",
+    ),
+    Mutation(
+        "a member without partitions keeps its slices when its membership ends",
+        (
+            Edit(
+                "machines/clients/membership/polled.py",
+                'if self._settings.share == "any" and self.is_member:',
+                "if False:",
+            ),
+        ),
+        (*PYTEST, "tests/unit/machines/clients/membership"),
+        f"{APPLICATIONS}::test_a_member_that_stalls_drops_what_it_had_though_no_partition_is_assigned_to_it",
+    ),
+    Mutation(
         "a commit of slices that had to wait names the topic that has their name by then",
         (
             Edit(

@@ -21,7 +21,7 @@ CALLBACK = {
 SHORT = {
     # Complete a future, or note that one is complete.
     "end",
-    "wake",
+    "waiter.wake",
     "_end",
     "_consume",
     "_log_failure",
