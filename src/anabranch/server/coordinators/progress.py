@@ -40,7 +40,7 @@ class Committed:
     __slots__ = ("_ranges", "stable", "version")
 
     def __init__(self, position: Position, ranges: OffsetRanges, machine: int, log_start: int) -> None:
-        self.stable = position.offset if position.is_begun else max(position.offset, log_start)
+        self.stable = position.told(log_start).offset
         self.version: Hashable = (machine, position.ranges_since)
         self._ranges = ranges
 
