@@ -121,7 +121,7 @@ def test_members_that_subscribe_to_many_names_are_refused_in_short_steps(broker:
 
 @pytest.mark.parametrize(
     "configs",
-    [[("retention.ms", "1")] * 4_000, [("cleanup.policy", ",".join(["compact"] * 1_000_000))]],
+    [[("retention.ms", "1")] * 4_000, [(f"config.{number}", "x" * 32_000) for number in range(3)]],
     ids=["many", "large"],
 )
 def test_more_configs_than_a_resource_can_have_are_refused_in_short_steps(

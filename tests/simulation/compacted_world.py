@@ -271,7 +271,7 @@ class World:
         self.folded += int(compaction._folded.value)
         self.saved += int(compaction._saved.value)
         self.emptied += int(compaction._emptied_partitions.value)
-        self.failures += int(compaction._failures.value)
+        self.failures += int(compaction._failures._count.value)
 
     def close(self) -> None:
         self._count()

@@ -118,7 +118,12 @@ class FalseLog:
         return iter(())
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
-        return iter(())
+        return (header for batch in self.batches if (header := parse_header(batch.data)).base_offset >= offset)
+
+    def read(self, offset: int, size_max: int, *, end: int) -> FetchedSlice:
+        return FetchedSlice(
+            next(batch.data for batch in self.batches if parse_header(batch.data).base_offset == offset)
+        )
 
     # -- its disk ------------------------------------------------------------------------------------------------------
 

@@ -318,8 +318,10 @@ class Broker:
         chance = SimpleNamespace(uuid=world.fresh_id)
         nobodys = SliceBooks(lambda group_id: lambda member_id: False, Clock(), Metrics(), hold_ms=1)
         settings = SimpleNamespace(group_consumer_max_subscribed_names=GroupSettings().consumer_names_max)
+        time, producers = SimpleNamespace(now_ms=lambda: world.now_ms), SimpleNamespace(has_room=lambda: True)
         self._context: Any = SimpleNamespace(
             settings=settings,
+            replicas=SimpleNamespace(time=time, producers=producers),
             groups=Groups(self),
             chance=chance,
             slices=nobodys,
@@ -371,6 +373,7 @@ class Broker:
             messages_in=count,
         )
         partition.leadership = Leadership(topic_id, 0, 0, 0, 1, 1, retiring=False)
+        partition.rebuild_table(self.world.now_ms)
         return partition
 
     def _load(self, life: int) -> None:
