@@ -16,7 +16,7 @@ from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.settings import GroupSettings
-from anabranch.machines.groups.settling import ASKED_MAX, OWED_MAX_MS, SILENT_MS
+from anabranch.machines.groups.settling import ASKED_MAX, GROUPS_AT_A_TIME, OWED_MAX_MS, SILENT_MS
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.outcome import Outcome, Parked
 from anabranch.protocol.messages.join_group import JoinGroupResponse
@@ -292,7 +292,7 @@ def test_a_classic_member_is_not_told_so_between_the_end_of_a_transaction_and_th
     topic.ends[0] = 2
     world = Asking(topic.image())
     world.commit("", -1, 0, 2)
-    for number in range(200):
+    for number in range(2 * GROUPS_AT_A_TIME):
         world.join("A", group=f"a{number:03}")
     world.set_topics(topic.resize(2))
     topic.ends[1] = 9
