@@ -86,7 +86,7 @@ class RangedGroup:
                 case CancelTimer(key):
                     self.timers.pop(key, None)
         self.waiting += outcome.effects
-        while due := [key for key in self.timers if key[0] in ("fold", "purgatory")]:  # type: ignore[index]
+        while due := [key for key in self.timers if key[0] in ("fold", "folded", "purgatory")]:  # type: ignore[index]
             for key in due:
                 if self.timers.pop(key, None) is not None:
                     self.submit(lambda machine, key=key: machine.on_timer(key, self.now_ms))

@@ -5,7 +5,7 @@ durable state. Volatile state (sessions, parked requests, a classic rebalance in
 an assignment) may change at once: a reload does without it.
 
 Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, member), ("compute", group),
-("classic", group, ...), ("gates", group), ("settle",), ("expire",).
+("classic", group, ...), ("gates", group), ("settle",), ("expire",), ("fold",), ("folded", producer id, number).
 """
 
 from __future__ import annotations
@@ -244,6 +244,8 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
                 return self.ranged.burying(self.expiry.decide(now_ms))
             case ("fold",):
                 return self.decide_fold(now_ms)
+            case ("folded", int(producer_id), int(number)):
+                return self.decide_fold(now_ms, (producer_id, number))
             case ("purgatory", str(group_id)):
                 return self.decide_purgatory(group_id, now_ms)
             case ("ranges",):

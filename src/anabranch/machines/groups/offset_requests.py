@@ -22,7 +22,7 @@ from anabranch.machines.groups.ranged import RangedCommits
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.shared_commits import bounded
-from anabranch.machines.groups.transaction_ranges import Waiting
+from anabranch.machines.groups.transaction_ranges import Name, Waiting
 from anabranch.machines.outcome import Draft, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
@@ -145,9 +145,12 @@ class OffsetRequests:
         outcome = self.ranged.burying(self.ranged.decide_marked(producer_id, now_ms))
         return self.keeper.rung_by_marker(self.settling.marked(outcome, now_ms), now_ms)
 
-    def decide_fold(self, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        """Fold the next commit by ranges of a transaction that is committed."""
-        change = next(iter(self.offsets.in_transactions.decided.values()), None)
+    def decide_fold(self, now_ms: int, folded: Name | None = None) -> Outcome[None, CoordinatorRecord]:
+        """Fold the next commit by ranges of a transaction that is committed; `folded`: the one before, if it is."""
+        changes = self.offsets.in_transactions
+        if folded is not None:
+            changes.set_folded(folded)
+        change = changes.next_decided()
         if change is None:
             return Outcome(None)
         outcome = self.ranged.burying(self.ranged.decide_fold(change, now_ms))

@@ -38,6 +38,7 @@ PARTITIONS_AT_A_TIME = 100
 PAUSE_MS = 1
 ASSIGNED_ANEW_MS = 30_000
 KEY = ("ranges",)
+FOLDED = "folded"
 FOLD_KEY = ("fold",)
 DURABLE_EFFECTS = (BuriedRanges, FoldedRanges)
 Group = ConsumerGroup | ClassicGroup
@@ -114,7 +115,8 @@ class RangedCommits:
 
     def decide_durable(self, effect: BuriedRanges | FoldedRanges, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Delete what is not needed any more, as all that was decided before an effect is durable."""
-        return self._tombstones(effect) if isinstance(effect, BuriedRanges) else self._folded(effect, now_ms)
+        del now_ms
+        return self._tombstones(effect) if isinstance(effect, BuriedRanges) else self._folded(effect)
 
     def _tombstones(self, buried: BuriedRanges) -> Outcome[None, CoordinatorRecord]:
         draft: Draft[CoordinatorRecord] = Draft()
@@ -186,28 +188,26 @@ class RangedCommits:
     def decide_fold(self, change: Change, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Fold a change of a committed transaction into its position, and into ranges.
 
-        Ranges lie in another log: the change is deleted when what it has made is durable.
+        Ranges lie in another log: the change is deleted when what it has made is durable. The next one is folded at
+        once, upon what this one has made; the timer that says so is not set if a log refuses the records.
         """
         draft: Draft[CoordinatorRecord] = Draft()
         self._offsets.fold(change, draft, now_ms)
         if change.value.offset_ranges:
             draft.perform(FoldedRanges(change.group_id, change.name))
+            draft.set_timer((FOLDED, *change.name), now_ms)
         else:
-            self._delete(change, draft, now_ms)
-        return draft.outcome(None)
-
-    def _folded(self, folded: FoldedRanges, now_ms: int) -> Outcome[None, CoordinatorRecord]:
-        draft: Draft[CoordinatorRecord] = Draft()
-        change = self._offsets.in_transactions.decided.get(folded.name)
-        if change is not None:
-            self._delete(change, draft, now_ms)
-        return draft.outcome(None)
-
-    def _delete(self, change: Change, draft: Draft[CoordinatorRecord], now_ms: int) -> None:
-        """Delete a change that is folded. The next one follows, as it is decided upon what this one has made."""
-        draft.write(tombstone(change))
-        if len(self._offsets.in_transactions.decided) > 1:
+            draft.write(tombstone(change))
             draft.set_timer(FOLD_KEY, now_ms)
+        return draft.outcome(None)
+
+    def _folded(self, folded: FoldedRanges) -> Outcome[None, CoordinatorRecord]:
+        draft: Draft[CoordinatorRecord] = Draft()
+        changes = self._offsets.in_transactions
+        change = changes.folded.get(folded.name) or changes.decided.get(folded.name)
+        if change is not None:
+            draft.write(tombstone(change))
+        return draft.outcome(None)
 
     def _search(self, draft: Draft[CoordinatorRecord]) -> None:
         """Look whether a group has committed ranges that are not there."""

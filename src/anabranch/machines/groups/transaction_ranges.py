@@ -174,6 +174,10 @@ class TransactionRanges:
         """By producer id: those of its open transaction."""
         self.decided: dict[Name, Change] = {}
         """Those that count, and are to be folded into positions."""
+        self.folded: dict[Name, Change] = {}
+        """Those that are, and are deleted when what they have made is durable."""
+        self._tried: Name | None = None
+        """The one that was given to be folded last: if it is asked for again, that has not come about."""
         self._in: dict[str, dict[Partition, _Changes]] = {}
         """All of them, by group and partition."""
         self.waiting: dict[str, list[Waiting]] = {}
@@ -185,7 +189,7 @@ class TransactionRanges:
         """Fold a record; one with a producer id is pending until that producer's marker."""
         name = (key.producer_id, key.number)
         if value is None:
-            self._gone(self.decided.pop(name, None))
+            self._gone(self.decided.pop(name, None) or self.folded.pop(name, None))
             return
         change = Change(key.group, (key.topic, key.partition), name, value)
         self._in.setdefault(change.group_id, {}).setdefault(change.partition, _Changes()).add(change)
@@ -202,6 +206,24 @@ class TransactionRanges:
         else:
             for change in ended.values():
                 self._gone(change)
+
+    def next_decided(self) -> Change | None:
+        """The next change to be folded: not the one before, if there is another, as a log has refused that.
+
+        Changes may be folded in any order, as each says facts.
+        """
+        name = next(iter(self.decided), None)
+        if name is not None and name == self._tried:
+            self.decided[name] = self.decided.pop(name)
+            name = next(iter(self.decided))
+        self._tried = name
+        return None if name is None else self.decided[name]
+
+    def set_folded(self, name: Name) -> None:
+        """A change is part of its position, and of the ranges."""
+        change = self.decided.pop(name, None)
+        if change is not None:
+            self.folded[name] = change
 
     def _gone(self, change: Change | None) -> None:
         if change is None:

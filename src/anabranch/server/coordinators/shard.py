@@ -201,7 +201,7 @@ class Shard(Generic[MachineT, RecordT]):
             self._guarded(lambda: self._decide(lambda machine, now_ms: marked(machine, producer_id, now_ms)))
         self._check_is(machine)
         if key is not None:
-            self._guarded(lambda: self._decide(self._of_timer(key)[0]), key)
+            self._guarded(lambda: self.ask(*self._of_timer(key)), key)
             self._check_is(machine)
         return self._durable.when(None)
 

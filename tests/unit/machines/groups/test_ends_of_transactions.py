@@ -247,3 +247,32 @@ def test_ranges_of_many_commits_are_joined_once_and_beside_the_loop() -> None:
     changes._of("g", AT)._joined.clear()
     assert group.coordinator.weight_of_txn_commit(waiting) > ON_LOOP_MAX
     assert group.coordinator.weight_of_timer(("purgatory", "g")) > ON_LOOP_MAX
+
+
+def test_ranges_are_folded_one_after_another_whatever_is_durable() -> None:
+    group = RangedGroup()
+    group.committed(5)
+    for number in range(10):
+        assert group.commit_later(OTHER, shares=[keys(0, 0, 6)]).error_code == ErrorCode.NONE
+        assert group.commit_later(ONE, [(5 + number, 5 + number)]).error_code == ErrorCode.NONE
+    group.end(ONE, committed=True, durable=False)
+    assert stands(group) == (15, []) and not group.coordinator.offsets.in_transactions.decided
+    assert group.fetched(stable=True).error_code == ErrorCode.UNSTABLE_OFFSET_COMMIT
+    group.end(OTHER, committed=False)
+    group.settle()
+    assert not group.coordinator.offsets.has_pending("g")
+
+
+def test_what_a_log_refuses_keeps_no_other_change_from_being_folded() -> None:
+    group = RangedGroup()
+    for partition in (0, 1):
+        group.committed(5, partition=partition)
+    group.commit_later(ONE, [(5, 7)])
+    group.commit_later(ONE, shares=[keys(0, 7, 20)])
+    coordinator = group.coordinator
+    coordinator.apply_marker(ONE, 0, True)
+    refused = [coordinator.decide_fold(group.now_ms).effects for _ in range(3)]
+    assert [bool(effects) for effects in refused] == [True, False, True], "each has its turn, of which nothing comes"
+    while coordinator.offsets.in_transactions.decided:
+        group.submit(lambda machine: machine.decide_fold(group.now_ms))
+    assert stands(group) == (20, [])
