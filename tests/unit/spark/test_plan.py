@@ -209,6 +209,31 @@ def test_a_partition_that_appeared_and_was_trimmed_unread_is_a_loss(
     assert [each.wanted for each in found.losses if each.partition == 1] == ([] if wanted is None else [wanted])
 
 
+@pytest.mark.parametrize(
+    ("removed", "log_start", "wanted"),
+    [
+        # New to the query: removed or trimmed between the plan and its replay, or neither.
+        ({}, None, 0),
+        ({}, 50, 0),
+        ({}, 0, None),
+        # It had an earlier life, which ended where this micro-batch ends, or before.
+        ({1: 60}, None, None),
+        ({1: 60}, 60, None),
+        ({1: 40}, None, 40),
+        ({1: 40}, 50, 40),
+        ({1: 50}, 50, None),
+        # An earlier version did not note what is removed.
+        (None, 50, None),
+    ],
+)
+def test_a_replay_lost_what_its_plan_owed_of_a_partition_without_an_offset(
+    removed: dict[int, int] | None, log_start: int | None, wanted: int | None
+) -> None:
+    there = flat({0: 9}) if log_start is None else flat({0: 9, 1: 60}, {0: 0, 1: log_start})
+    losses = lost_between({"t": there}, offsets({0: 9}, removed=removed), offsets({0: 9, 1: 60}))
+    assert [(each.partition, each.wanted) for each in losses] == ([] if wanted is None else [(1, wanted)])
+
+
 def test_what_a_compacted_topic_folds_back_is_no_loss() -> None:
     compact = frozenset({"compact"})
     known = TopicOffsets({0: 100, 1: 52}, "id", 1, {1: 210}, removed={})

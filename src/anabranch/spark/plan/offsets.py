@@ -221,13 +221,12 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
     losses: list[Loss] = []
     for topic, known in end.items():
         snapshot = snapshots.get(topic)
-        begun = start.get(topic, TopicOffsets({}))
         if snapshot is None or not known.is_of(snapshot):
             losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
             continue
         for partition, finish in known.offsets.items():
             first = snapshot.starts.get(partition)
-            wanted = begun.offsets.get(partition, 0 if first is None else first)
+            wanted = _position(start.get(topic), partition, 0 if first is None else first)
             if snapshot.folds_back(partition):
                 continue
             if wanted < finish and first is None:
