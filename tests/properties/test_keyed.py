@@ -8,15 +8,18 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.state import GroupState
 
 from anabranch.machines.lineage import Lineage
 from anabranch.spark.keyed.bucket import KeyState, Settings, Step, Timeout, Times, step
 from anabranch.spark.keyed.errors import KeyedError
-from anabranch.spark.keyed.packing import from_messages, pack
+from anabranch.spark.keyed.operator import _Operator
+from anabranch.spark.keyed.packing import from_messages, pack, to_message
 from anabranch.spark.keyed.rows import Columns, order_of_new, runs
 from anabranch.spark.keyed.schema import maker, to_arrow
 from anabranch.spark.keyed.state import BucketState, decode, empty, encode
@@ -307,6 +310,44 @@ def test_rows_are_late_by_the_watermark_of_an_earlier_micro_batch_and_timeouts_a
     assert called == [("b", [], True)] and done.wake_ms is None
     with pytest.raises(KeyedError, match="at 1 ms of the epoch or later; it is at 0"):
         KeyState(START, False, Times(0), by_event).set_timeout_at(0)
+
+
+@pytest.mark.parametrize("timeout", [Timeout.EVENT_TIME, Timeout.PROCESSING_TIME])
+def test_a_bucket_without_keys_keeps_the_watermark_by_which_rows_of_an_emitted_window_are_late(
+    timeout: Timeout,
+) -> None:
+    """The state of an operator, through Spark's own `GroupState`."""
+    by_event = timeout is Timeout.EVENT_TIME
+
+    def window(key: str, rows: pa.RecordBatch, state: KeyState[Digest]) -> Any:
+        if state.timed_out:
+            state.remove()
+            return (key, 1, 1)
+        state.update(START)
+        if by_event:
+            state.set_timeout_at(100)
+        else:
+            state.set_timeout(91)
+        return None
+
+    operator = _Operator(window, settings_of(timeout, event_time="time" if by_event else None), BUCKETS)
+
+    def run(before: GroupState | None, rows: list[Row], now_ms: int) -> tuple[GroupState, int]:
+        stored = None if before is None or not before.exists else before.get
+        group = GroupState(
+            stored, now_ms, now_ms, timeout.value, not rows, by_event, stored is not None, False, False, -1, b"", None
+        )
+        messages = [to_message(batch(rows))] if rows else []
+        (frame,) = operator.stream((0,), [pd.DataFrame({"rows": messages})], group)
+        return group, from_messages(frame["rows"].tolist(), OUTPUT).num_rows
+
+    group, emitted = run(None, [("a", "x", 0, 1, 10, 50)], 9)
+    assert group.exists and emitted == 0
+    group, emitted = run(group, [], 100)
+    assert group.exists is by_event and emitted == 1
+    group, _ = run(group, [("a", "x", 0, 2, 20, 60)], 110)
+    _, emitted = run(group, [], 300)
+    assert emitted == (0 if by_event else 1)
 
 
 def test_a_state_of_another_shape_is_refused_and_a_field_may_be_added() -> None:

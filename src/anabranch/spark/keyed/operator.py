@@ -184,7 +184,7 @@ class _Operator:
         yield pd.DataFrame({ROWS: [to_message(each) for each in done.output]})
 
     def _store(self, group: GroupState, done: Step, times: Times) -> None:
-        if not len(done.state):
+        if done.state.is_blank:
             if group.exists:
                 group.remove()
             return

@@ -116,6 +116,11 @@ class BucketState:
     def __len__(self) -> int:
         return len(self.keys)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing need be kept: a watermark is kept without keys, too, since rows are late by it."""
+        return not len(self) and self.watermark_ms == NEVER
+
     def find(self, keys: pa.Array) -> Numbers:
         """Return the row of each key, or -1."""
         found = pc.index_in(keys, value_set=self.keys)
