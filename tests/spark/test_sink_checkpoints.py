@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from anabranch.client.sync import Admin
+from anabranch.spark.sink.decision import next_decision
 from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.task import Attempt, SinkError, Written, write
 from anabranch.spark.sink.writer import StreamWriter, TaskWritten
@@ -89,11 +91,38 @@ def test_a_checkpoint_that_is_older_than_the_topic_is_refused_before_anything_is
     assert query.rows() == [0, 1, 2, 3, 10, 11, 12, 13, 23]
 
 
-@pytest.mark.parametrize("planned", [[[2, 3], [12]], [[7], [12]], [[2]], [[2], [12], [13]]])
+@pytest.mark.parametrize("planned", [[[2, 3], [12]], [[7], [12]], [[2], [12], [13]]])
 def test_a_micro_batch_that_is_planned_anew_with_other_rows_is_refused(query: Query, planned: list[list[int]]) -> None:
     query.run(2, [2], [12])
-    says = r"holds micro-batch 2 of this query already, with 2 rows(, and now it has [13]:| of other keys:)"
+    says = r"holds micro-batch 2 of this query already, with 2 rows(, and now it has 3:| of other keys:)"
     with pytest.raises(SinkError, match=says):
+        query.run(2, *planned)
+    assert query.rows() == [2, 12] and query.open_transactions() == []
+
+
+@pytest.mark.parametrize("planned", [[[2, 3]], [[], [12]], [[], []], [[2], [], [3]]])
+def test_a_replay_of_a_source_that_has_lost_rows_ends_what_was_decided(
+    query: Query, planned: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    query.run(2, [2, 3], [12])
+    query.run(2, *planned)
+    assert query.rows() == [2, 3, 12] and query.open_transactions() == []
+    count = sum(map(len, planned))
+    assert f"Micro-batch 2 was decided with 3 rows, and its replay has {count}:" in caplog.text
+    query.run(3, [4])
+    assert query.rows() == [2, 3, 4, 12]
+
+
+@pytest.mark.parametrize("planned", [[[7, 8, 9]], [[2]]])
+def test_what_was_decided_is_visible_whole_before_a_replay_is_refused_or_taken(
+    query: Query, planned: list[list[int]]
+) -> None:
+    """The driver dies after the decision; the next attempt has one task, and other rows or fewer."""
+    written = query.tasks(2, [2], [12])
+    prepared = {each.attempt.task: each.prepared for each in written if each.prepared is not None}
+    names, digest = written[0].attempt.names(query.writer.options), written[0].digest + written[1].digest
+    query.writer.decide(query.admin, names, query.topic, next_decision(None, 2, prepared, digest)[0])
+    with pytest.raises(SinkError, match="and now it has 3") if len(planned[0]) > 1 else nullcontext():
         query.run(2, *planned)
     assert query.rows() == [2, 12] and query.open_transactions() == []
 

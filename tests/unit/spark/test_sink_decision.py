@@ -18,6 +18,7 @@ from anabranch.spark.sink.decision import (
     Digest,
     Names,
     from_metadata,
+    has_fewer_rows,
     has_other_rows,
     is_decided,
     is_marked,
@@ -96,8 +97,22 @@ def test_a_later_micro_batch_is_noticed_by_its_decision_and_its_marks(
 def test_other_rows_are_noticed_by_their_number_and_their_keys() -> None:
     decision = made(12, range(3))
     assert not has_other_rows(decision, 12, Digest(10, 12_345_678_000) + Digest(30, 901))
-    assert has_other_rows(decision, 12, Digest(41, 12_345_678_901)) and has_other_rows(decision, 12, Digest(40, 1))
+    assert has_other_rows(decision, 12, Digest(41, 12_345_678_901))
+    assert has_other_rows(decision, 12, Digest(40, 1))
     assert not has_other_rows(decision, 13, Digest(1, 1)) and not has_other_rows(None, 12, Digest(1, 1))
+
+
+def test_fewer_rows_are_a_replay_of_a_source_that_lost_some_if_the_decided_ones_are_written() -> None:
+    decision, fewer = made(12, range(3)), Digest(39, 5)
+    assert has_fewer_rows(decision, 12, fewer) and has_fewer_rows(decision, 12, Digest())
+    assert not has_fewer_rows(decision, 12, DIGEST) and not has_fewer_rows(decision, 13, fewer)
+    assert not has_other_rows(decision, 12, fewer) and not has_other_rows(decision, 12, Digest())
+    assert has_other_rows(decision, 12, fewer, is_written=False)
+    assert not has_other_rows(decision, 12, DIGEST, is_written=False)
+    again = dict(made(12, range(1), epoch=4).transactions)
+    decided, left = next_decision(decision, 12, again, fewer)
+    assert decided.digest == DIGEST and left == (decision.transactions[1], decision.transactions[2])
+    assert next_decision(decision, 13, again, fewer)[0].digest == fewer
 
 
 def test_what_an_attempt_prepared_is_aborted_unless_the_decision_holds_it() -> None:
@@ -168,7 +183,7 @@ class RefusedError(Exception):
     pass
 
 
-def attempt(topic: Topic, batch_id: int, tasks: int, steps: list[int], plan: int = 0) -> None:
+def attempt(topic: Topic, batch_id: int, tasks: int, steps: list[int], plan: int = 0, rows: int = 100) -> None:
     """One attempt of a micro-batch, by the rules that ship; it dies when its steps are over.
 
     A micro-batch that is planned anew has another `plan`, and other rows.
@@ -186,7 +201,7 @@ def attempt(topic: Topic, batch_id: int, tasks: int, steps: list[int], plan: int
             raise RefusedError
 
     prepared: dict[int, PreparedTransaction] = {}
-    digest = Digest(100, plan)
+    digest = Digest(rows, plan)
     for task in range(tasks):
         step()
         refuse_older()
@@ -204,14 +219,19 @@ def attempt(topic: Topic, batch_id: int, tasks: int, steps: list[int], plan: int
         prepared[task] = PreparedTransaction(f"p-{task}", task, epoch)
     step()
     refuse_older()
-    if has_other_rows(topic.decision, batch_id, digest):
-        raise RefusedError
     decision, left = next_decision(topic.decision, batch_id, prepared, digest)
+    are_there = True
+    for each in left:
+        step()
+        if not topic.commit(each.producer_id, each.producer_epoch):
+            are_there = are_there and is_marked(topic.marks.get(each.producer_id), batch_id)
+    if has_other_rows(topic.decision, batch_id, digest, is_written=are_there):
+        raise RefusedError
     if prepared:
         topic.decision = decision
-    for each in (*left, *prepared.values()):
+    for each in prepared.values():
         step()
-        if not topic.commit(each.producer_id, each.producer_epoch) and each in prepared.values():
+        if not topic.commit(each.producer_id, each.producer_epoch):
             raise DiedError
 
 
@@ -270,3 +290,26 @@ def test_what_was_decided_becomes_visible_though_the_replay_is_divided_in_anothe
     attempt(topic, batch_id, 2, [0] * 100)
     divisions.setdefault(batch_id, 2)
     assert sorted(topic.visible) == [(batch, task, 0) for batch, tasks in divisions.items() for task in range(tasks)]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20), st.integers(0, 3)), max_size=12), st.booleans())
+def test_a_decided_micro_batch_becomes_visible_whole_though_its_source_loses_rows(
+    deaths: list[tuple[int, int, int]], is_other: bool
+) -> None:
+    """Replays have fewer rows each time; where the last one is of other rows, it is refused, and nothing is half."""
+    topic, rows = Topic(), 100
+    for tasks, steps, lost in deaths:
+        rows -= lost
+        try:
+            attempt(topic, 0, tasks, [0] * steps, rows=rows)
+        except DiedError:
+            continue
+    decided = topic.decision
+    try:
+        attempt(topic, 0, 2, [0] * 100, plan=int(is_other), rows=100 if is_other else rows)
+        assert not is_other or decided is None
+    except RefusedError:
+        assert is_other and decided is not None
+    decided = decided or topic.decision
+    assert decided is not None
+    assert sorted(task for _, task, _ in topic.visible) == sorted(decided.transactions)

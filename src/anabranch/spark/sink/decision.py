@@ -14,6 +14,7 @@ have no members, so that every broker can keep them:
     a decision without this task     ->  nothing to do: the first attempt was divided in another way
     a decision, committed            ->  nothing to do
     a decision, but it was aborted   ->  it had timed out before it could be committed: write the rows again
+    a decision for more rows         ->  nothing to do: the source has lost some since, as a compacted topic does
     a decision for other rows        ->  refuse: Spark has planned the number anew, from an older checkpoint
     a later decision, or mark        ->  refuse: so it has this one
 
@@ -143,9 +144,20 @@ def later_batch(decision: Decision | None, mark: int | None, batch_id: int) -> i
     return newest if newest > batch_id else None
 
 
-def has_other_rows(decision: Decision | None, batch_id: int, digest: Digest) -> bool:
-    """Whether a micro-batch was decided with other rows than it has now."""
-    return is_decided(decision, batch_id) and decision.digest not in (None, digest)
+def has_fewer_rows(decision: Decision | None, batch_id: int, digest: Digest) -> bool:
+    """Whether a micro-batch was decided with more rows than it has now, as when compaction or retention took some."""
+    return is_decided(decision, batch_id) and decision.digest is not None and digest.rows < decision.digest.rows
+
+
+def has_other_rows(decision: Decision | None, batch_id: int, digest: Digest, *, is_written: bool = True) -> bool:
+    """Whether a micro-batch was decided with other rows than it has now.
+
+    Fewer rows are no others if the decided ones are written: each of the decision's transactions is committed, or was
+    replaced by one that will be.
+    """
+    if not is_decided(decision, batch_id) or decision.digest in (None, digest):
+        return False
+    return not (is_written and has_fewer_rows(decision, batch_id, digest))
 
 
 def next_decision(
@@ -153,11 +165,14 @@ def next_decision(
 ) -> tuple[Decision, tuple[PreparedTransaction, ...]]:
     """Return the decision to make, and of the one before those transactions of this micro-batch that nobody replaced.
 
-    A replay may be divided in another way, so that nobody else finishes them.
+    A replay may be divided in another way, so that nobody else finishes them. It may have fewer rows: the digest stays
+    that of the first attempt.
     """
-    known = before.transactions if is_decided(before, batch_id) else {}
+    if not is_decided(before, batch_id):
+        return Decision(batch_id, prepared, digest), ()
+    known = before.transactions
     left = tuple(each for task, each in sorted(known.items()) if task not in prepared)
-    return Decision(batch_id, {**known, **prepared}, digest), left
+    return Decision(batch_id, {**known, **prepared}, before.digest or digest), left
 
 
 def undecided(

@@ -99,10 +99,15 @@ def refuse_older(
 
 
 def refuse_other(
-    query: decision.Names, batch_id: int, decided: decision.Decision | None, digest: decision.Digest
+    query: decision.Names,
+    batch_id: int,
+    decided: decision.Decision | None,
+    digest: decision.Digest,
+    *,
+    is_written: bool,
 ) -> None:
-    """Raise `SinkError` for a micro-batch that was decided with other rows."""
-    if decision.has_other_rows(decided, batch_id, digest):
+    """Raise `SinkError` for a micro-batch that was decided with other rows; `is_written` as in `has_other_rows`."""
+    if decision.has_other_rows(decided, batch_id, digest, is_written=is_written):
         assert decided is not None and decided.digest is not None
         before, now = decided.digest.rows, digest.rows
         others = f"with {before} rows, and now it has {now}" if before != now else f"with {now} rows of other keys"
@@ -186,6 +191,11 @@ def ended(admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
             return False
         raise
     return True
+
+
+def is_written(admin: Admin, prepared: PreparedTransaction, batch_id: int) -> bool:
+    """Whether the rows of a task are in the topic, by whichever transaction of its id."""
+    return decision.is_marked(_mark(admin, prepared.transactional_id), batch_id)
 
 
 def _mark(admin: Admin, group: str) -> int | None:

@@ -33,6 +33,7 @@ from anabranch.spark.sink.task import (
     decide,
     decided_in,
     ended,
+    is_written,
     refuse_older,
     refuse_other,
     write,
@@ -75,12 +76,23 @@ class _Writer(Sent):
         prepared = _prepared(written)
         before = decided_in(admin, query)
         refuse_older(query, batch_id, before)
-        refuse_other(query, batch_id, before, digest)
         made, left = decision.next_decision(before, batch_id, prepared, digest)
+        aborted = self._end_all(admin, left, commit=True)  # They are decided, whatever this attempt has for rows.
+        fewer = decision.has_fewer_rows(before, batch_id, digest)
+        are_there = not fewer or all(_for_each(aborted, lambda each: is_written(admin, each, batch_id)))
+        refuse_other(query, batch_id, before, digest, is_written=are_there)
+        if fewer:
+            assert made.digest is not None
+            log.warning(
+                "Micro-batch %d was decided with %d rows, and its replay has %d: the rest has gone from the source "
+                "since, as from a compacted topic. All rows of the decision are written.",
+                batch_id,
+                made.digest.rows,
+                digest.rows,
+            )
         if prepared:
             self.check_open(admin, prepared)
             self.decide(admin, query, next(one.topic for one in written if one.prepared is not None), made)
-        self._end_all(admin, left, commit=True)
         late = self._end_all(admin, list(prepared.values()), commit=True)
         if late:
             raise SinkError(self.why_late(late, len(prepared), batch_id))
