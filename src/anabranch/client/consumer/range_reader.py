@@ -46,6 +46,8 @@ FETCH_VERSION_BY_ID = 13
 RETRY_INTERVAL_S = 0.1
 ANOTHER_TOPIC_ATTEMPTS = 20
 """How often a broker must name another topic until the one of a range counts as deleted: it may have heard of it late.
+
+It counts as deleted before that if it is named at the end of the time limit of a fetch.
 """
 
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -206,9 +208,7 @@ class RangeReader:
             except OffsetsGoneError as gone:
                 others += gone.is_of_another_topic
                 if not gone.is_of_another_topic or others >= ANOTHER_TOPIC_ATTEMPTS:
-                    self._on_gone(wanted, gone)
-                    on = wanted.end if gone.available is None or gone.available <= offset else gone.available
-                    return _Found(offset, memoryview(b""), on)
+                    return self._pass_over(wanted, offset, gone)
                 error = gone
             except ApiError as refused:
                 if refused.code is ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED and tp.topic not in self._whole_only:
@@ -223,10 +223,18 @@ class RangeReader:
                 error = failed if isinstance(failed, AnabranchError) else AnabranchError(str(failed))
             self._topics.pop(wanted.topic, None)
             if time.monotonic() > deadline:
+                if isinstance(error, OffsetsGoneError):
+                    return self._pass_over(wanted, offset, error)
                 settings = self._settings
                 error.add_note(f"Tried for {settings.retry_timeout_ms} ms ({settings.retry_timeout_name}).")
                 raise error
             await asyncio.sleep(RETRY_INTERVAL_S)
+
+    def _pass_over(self, wanted: OffsetRange, offset: int, gone: OffsetsGoneError) -> _Found:
+        """Report offsets that are gone; go on at the next one that is not."""
+        self._on_gone(wanted, gone)
+        on = wanted.end if gone.available is None or gone.available <= offset else gone.available
+        return _Found(offset, memoryview(b""), on)
 
     async def _ask(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found | None:
         tp = TopicPartition(wanted.topic, wanted.partition)

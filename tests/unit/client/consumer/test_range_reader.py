@@ -143,6 +143,12 @@ def test_a_topic_counts_as_made_anew_when_brokers_go_on_to_say_so(monkeypatch: p
     assert list(offsets(gone, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and gone.gone == [other]
 
 
+def test_a_topic_counts_as_made_anew_at_the_end_of_a_time_limit_that_is_shorter_than_the_attempts() -> None:
+    other = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)
+    reader = Scripted(other, retry_timeout_ms=-1)
+    assert list(offsets(reader, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and reader.gone == [other]
+
+
 def test_what_a_fetch_asks_for() -> None:
     """Committed records; and of some keys, of which there may be none, only what there is."""
     tp, settings = TopicPartition("t", 4), RangeReaderSettings()
