@@ -213,6 +213,7 @@ class SnapshotReader:
             ordered,
             removed=view.removed,
             cleanup=view.cleanup,
+            elastic=view.elastic,
         )
 
     async def _with_retries(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:

@@ -234,6 +234,31 @@ def test_a_replay_lost_what_its_plan_owed_of_a_partition_without_an_offset(
     assert [(each.partition, each.wanted) for each in losses] == ([] if wanted is None else [(1, wanted)])
 
 
+@pytest.mark.parametrize(
+    ("counts", "layouts", "elastic", "wanted"),
+    [
+        # The query read partition 0 alone, by `assign`: 2 was there, and begins at its log start.
+        ((4,), 1, True, None),
+        ((2, 4, 2, 4), 3, True, None),
+        # The partition came with a layout that the query does not know; or nobody knows when it came.
+        ((2, 4), 1, True, 0),
+        ((4,), 1, False, 0),
+        ((4,), 0, True, 0),
+    ],
+)
+def test_a_partition_that_is_assigned_later_owes_nothing_of_before_unless_it_is_new_to_the_topic(
+    counts: tuple[int, ...], layouts: int, elastic: bool, wanted: int | None
+) -> None:
+    lineage = Lineage.of_cuts(min(counts), counts, {})
+    there = TopicSnapshot("t", "id", lineage, {0: 0, 2: 50}, {0: 9, 2: 60}, elastic=elastic)
+    known = TopicOffsets({0: 9}, "id", layouts, removed={})
+    found = query_positions(there, known, frozenset({0, 2}))
+    expected = [] if wanted is None else [(2, wanted)]
+    assert [(each.partition, each.wanted) for each in found.losses] == expected and found.positions == {0: 9, 2: 50}
+    again = lost_between({"t": there}, {"t": known}, {"t": replace(known, offsets={0: 9, 2: 60})})
+    assert [(each.partition, each.wanted) for each in again] == expected
+
+
 def test_what_a_compacted_topic_folds_back_is_no_loss() -> None:
     compact = frozenset({"compact"})
     known = TopicOffsets({0: 100, 1: 52}, "id", 1, {1: 210}, removed={})

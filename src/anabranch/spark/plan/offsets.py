@@ -32,6 +32,14 @@ class TopicSnapshot:
     """Partitions that were removed and have not been created again, to the offset at which each ended."""
     cleanup: frozenset[str] = frozenset()
     """The topic's `cleanup.policy`; empty where it is not known."""
+    elastic: bool = False
+    """Whether each change of the partition count is a layout of the lineage; not so on brokers of a stock Kafka."""
+
+    def existed(self, partition: int, layouts: int) -> bool:
+        """Whether a partition was one of the topic's when the topic had so many layouts, as far as that is known."""
+        lineage = self.lineage
+        known = lineage.counts[: max(0, layouts - lineage.first)]
+        return self.elastic and partition < max(known, default=lineage.initial if layouts else 0)
 
     def folds_back(self, partition: int) -> bool:
         """Whether what is gone from a log was superseded, or is at the end of the log that has its keys now (ADR 0036).
@@ -56,7 +64,8 @@ class TopicOffsets:
     removed: Mapping[int, int] | None = None
     """Partitions that are removed, to the offset up to which they count as read; None if that was not noted.
 
-    A partition without an entry here or in `offsets` is new to the query, and owes its records from offset 0 on.
+    A partition without an entry here or in `offsets` is new to the topic, and owes its records from offset 0 on; unless
+    it existed in one of `layouts`: then the query did not read it, by `assign`, and begins at its log start.
     """
     begun: Mapping[int, int] | None = None
     """At the end of a query's first micro-batch, where it began; None at all others.
@@ -169,11 +178,12 @@ def query_positions(
 ) -> QueryPositions:
     """Return the positions of a query in a topic, and the records it lost.
 
-    A partition that is new to the query begins at offset 0, and one that was removed and created again where it ended;
-    where neither is known, at its log start. A removed partition is no loss if the query read it up to its end, as the
-    controller remembers it. A position beyond the last stable offset stays: a query that read records before they
-    were committed reads none twice. `assigned` limits the partitions to read; None reads all. Batches are ranges of
-    offsets, with or without records, so they pass markers by themselves: no next record is asked for (ordering.md 6.1).
+    A partition that is new to the topic begins at offset 0, and one that was removed and created again where it ended;
+    where neither is known, or it was not assigned before, at its log start. A removed partition is no loss if the query
+    read it up to its end, as the controller remembers it. A position beyond the last stable offset stays: a query that
+    read records before they were committed reads none twice. `assigned` limits the partitions to read; None reads all.
+    Batches are ranges of offsets, with or without records, so they pass markers by themselves: no next record is asked
+    for (ordering.md 6.1).
     """
     losses: list[Loss] = []
     if known is not None and not known.is_of(snapshot):
@@ -183,7 +193,7 @@ def query_positions(
     for partition, start in snapshot.starts.items():
         if assigned is not None and partition not in assigned:
             continue
-        offset = _position(known, partition, start)
+        offset = _position(snapshot, known, partition, start)
         end = snapshot.ends[partition]
         if snapshot.high_watermarks is not None:
             end = max(end, snapshot.high_watermarks.get(partition, end))
@@ -198,7 +208,7 @@ def query_positions(
     if known is not None:
         gone = {p: end for p, end in known.seen.items() if p not in snapshot.starts} | dict(snapshot.removed)
         for partition, end in sorted(gone.items()):
-            offset = _position(known, partition, end)
+            offset = _position(snapshot, known, partition, end)
             wanted = assigned is None or partition in assigned
             if offset < end and wanted and not snapshot.folds_back(partition):
                 why = f"the partition was removed before its records up to offset {end} were read"
@@ -206,14 +216,16 @@ def query_positions(
     return QueryPositions(positions, tuple(losses))
 
 
-def _position(known: TopicOffsets | None, partition: int, otherwise: int) -> int:
+def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: int, otherwise: int) -> int:
     """Return the next offset of a partition that exists or did exist; `otherwise` where it was not noted."""
     if known is None:
         return otherwise
     offset = known.offsets.get(partition)
-    if offset is None:
-        return otherwise if known.removed is None else known.removed.get(partition, 0)
-    return offset
+    if offset is not None:
+        return offset
+    if known.removed is None:
+        return otherwise
+    return known.removed.get(partition, otherwise if snapshot.existed(partition, known.layouts) else 0)
 
 
 def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
@@ -226,7 +238,7 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
             continue
         for partition, finish in known.offsets.items():
             first = snapshot.starts.get(partition)
-            wanted = _position(start.get(topic), partition, 0 if first is None else first)
+            wanted = _position(snapshot, start.get(topic), partition, 0 if first is None else first)
             if snapshot.folds_back(partition):
                 continue
             if wanted < finish and first is None:
