@@ -43,6 +43,9 @@ from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest, 
 
 Reply = TypeVar("Reply")
 
+LATE_MAX_MS = 1_000
+"""How long after its timeout a sweep may pass over a transaction."""
+
 TIMED_OUT = ("timed out",)
 EXPIRED = ("expired",)
 UNDELIVERED = ("undelivered",)
@@ -88,9 +91,9 @@ class Coordinator:
         """Bytes of memory that its transactional ids take."""
         self._has_room = has_room
         self._transactions: dict[str, Transaction] = {}
-        self._deadlines = Schedule(settings.timeout_max_ms)
+        self._deadlines = Schedule(settings.timeout_max_ms, min(LATE_MAX_MS, settings.timed_out_interval_ms))
         """When each open transaction is aborted."""
-        self._expirations = Schedule(settings.id_expiration_ms)
+        self._expirations = Schedule(settings.id_expiration_ms, settings.expired_interval_ms)
         """When each id without an open transaction is forgotten."""
         self._prepared: dict[str, None] = {}
         self._undelivered: dict[str, None] = {}

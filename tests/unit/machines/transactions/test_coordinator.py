@@ -617,3 +617,15 @@ def test_what_transactions_take_is_bounded_and_given_back() -> None:
     world.write_markers()
     world.advance(SETTINGS.id_expiration_ms + SETTINGS.expired_interval_ms)
     assert (len(world.machine), world.machine.size) == (0, 0)
+
+
+def test_a_sweep_finds_what_is_a_second_late_also_where_timeouts_may_be_days() -> None:
+    days_ms = 7 * 24 * 3_600_000
+    world = World()
+    world.machine = Coordinator(TransactionSettings(timeout_max_ms=days_ms))
+    _, producer = world.init(timeout_ms=60_000)
+    world.add(producer, 0)
+    world.perform(world.machine.on_timer(TIMED_OUT, world.now_ms + 59_999))
+    assert world.state() == "Ongoing"
+    world.perform(world.machine.on_timer(TIMED_OUT, world.now_ms + 61_000))
+    assert world.state() == "PrepareAbort"
