@@ -26,7 +26,10 @@ class Snapshots:
         self._cuts = 0
         """Grows when the log may have been cut: a snapshot taken before may be of records that are gone."""
         self._known: tuple[int, ...] | None = None
-        """The ends of those there are, once they were listed: the directory may have as many files as the log."""
+        """The ends of those there are, once they were listed: the directory may have as many files as the log.
+
+        Only the holder of the lock sets it: a list that was read before a change would last.
+        """
 
     def write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
         """Keep a snapshot taken at `end`; of the others keep none, or, unless `only`, the newest up to `flushed`."""
@@ -68,11 +71,11 @@ class Snapshots:
 
     def cover(self, offset: int, *, flushed: int) -> bool:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""
-        return any(offset <= other <= flushed for other in self._offsets())
+        return any(offset <= other <= flushed for other in self._offsets_now())
 
     def newest_first(self, end: int) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots taken at `end` or before, newest first, each with the offset it was taken at."""
-        for offset in sorted(self._offsets(), reverse=True):
+        for offset in sorted(self._offsets_now(), reverse=True):
             if offset <= end:
                 with contextlib.suppress(FileNotFoundError):  # A writer may have replaced it.
                     yield offset, self._disk.read(self._path(offset))
@@ -95,12 +98,27 @@ class Snapshots:
             self._disk.unlink(self._path(offset))
         self._known = tuple(left)
 
-    def _offsets(self) -> Sequence[int]:
+    def _offsets_now(self) -> Sequence[int]:
+        """The ends of those there are, or were, while a writer is at them: this does not wait for it."""
         known = self._known
-        if known is None:
-            try:
-                names = self._disk.names(self._directory)
-            except FileNotFoundError:  # Nothing was ever written.
-                return ()
-            known = self._known = tuple(int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX))
-        return known
+        if known is not None:
+            return known
+        if not self._lock.acquire(blocking=False):
+            return self._list()
+        try:
+            return self._offsets()
+        finally:
+            self._lock.release()
+
+    def _offsets(self) -> Sequence[int]:
+        """The ends of those there are; for the holder of the lock."""
+        if self._known is None:
+            self._known = self._list()
+        return self._known
+
+    def _list(self) -> tuple[int, ...]:
+        try:
+            names = self._disk.names(self._directory)
+        except FileNotFoundError:  # Nothing was ever written.
+            return ()
+        return tuple(int(name[: -len(SUFFIX)]) for name in names if name.endswith(SUFFIX))
