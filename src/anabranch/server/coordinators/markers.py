@@ -148,11 +148,11 @@ class Markers:
                     await asyncio.shield(durable)
             if emptied:
                 # Everything before the marker was deleted, and so it may go too: the partition can be removed.
+                # Its files are left to the upkeep of logs: the places of all deliveries would wait for that.
                 deleted = log.delete_before(log.high_watermark)
                 if deleted is not None:
                     await deleted
                 partition.changed()
-                await log.remove_dropped()
         except OSError as failure:
             partition.storage_failed(failure)
             return ErrorCode.KAFKA_STORAGE_ERROR

@@ -21,6 +21,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.records.batch import parse_header
 from anabranch.server.coordinators.markers import AT_A_TIME, Markers
 from anabranch.server.coordinators.shard_set import ShardSet
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, TOPIC, LocalReplicas
 
@@ -158,7 +159,10 @@ def test_a_retiring_partition_that_held_nothing_but_a_transaction_is_empty_after
     made.resize(1)
     assert made[1].log.delete_before(1) is None
     assert made.write(1) == {1: ErrorCode.NONE}
-    assert (made[1].log.log_start, made[1].log.end) == (2, 2)
+    log = made[1].log
+    assert (log.log_start, log.end) == (2, 2)
+    assert isinstance(log, LocalLog)
+    assert len(log.dropped) and not log.dropped.removing, "the marker's answer waits for no removal of files"
     made.close()
 
 
