@@ -117,7 +117,9 @@ async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchR
             break
         done: asyncio.Future[None] = loop.create_future()
         waiter = Waiter(request.member_id, attempt.looked_at, began, done)
-        await _changed(broker, request.group_id, waiter, done, min(left_s, RECHECK_S))
+        # Nobody may have watched as records came.
+        wait_s = 0 if attempt.is_outdated else min(left_s, RECHECK_S)
+        await _changed(broker, request.group_id, waiter, done, wait_s)
         waited_for = waiter.partitions
         if waiter.has_ended:
             broker.slices.waits.pass_on(request.group_id, waited_for)
@@ -133,8 +135,8 @@ class _Attempt:
         self._request = request
         self._committed = request.isolation_level == READ_COMMITTED
         self._answers: dict[tuple[int, int], PartitionData] = {}
-        self.looked_at: dict[Partition, None] = {}
-        """The partitions that may have records later."""
+        self.looked_at: dict[Partition, int] = {}
+        """The partitions that may have records later, and where their records ended."""
         self._left: dict[Partition, bool] = {}
         """Those of which something may be left for others, and whether a slice of them was reserved."""
         self.urgent = False
@@ -144,6 +146,11 @@ class _Attempt:
     def answers(self) -> int:
         """The number of partitions in the answer."""
         return len(self._answers)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a partition has more records since this looked at it."""
+        return any(limit < self._limit(partition) for partition, limit in self.looked_at.items())
 
     async def make(self, waited_for: Iterable[Partition]) -> None:
         """Reserve, read, and keep of each slice what was read.
@@ -256,7 +263,7 @@ class _Attempt:
         found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms, log.log_start)
         if isinstance(found, Refused):
             raise ApiError(found.code, found.message)
-        self.looked_at[partition] = None
+        self.looked_at[partition] = limit
         if slices.may_have_open(limit):
             self._left[partition] = found is not None
         if found is None:

@@ -5,6 +5,9 @@ are members. The rule: whoever looks at a partition and leaves something there w
 was woken and does not come to look, as its request was cancelled or is refused. Changes are numbered, and a fetch that
 began its look after a change is not woken for it: a chain ends when all have looked.
 
+A look may take turns of the loop: a fetch that begins to wait is woken at once for what has changed since it began. Of
+a partition that no fetch waited for no change is numbered: there, whoever looked compares where its records end.
+
 Nobody depends on being woken: a waiting fetch looks by itself from time to time.
 """
 
@@ -74,7 +77,7 @@ class SliceWaits:
         return self.changes
 
     def park(self, group_id: str, waiter: Waiter) -> None:
-        """Have a fetch wait, until `leave`."""
+        """Have a fetch wait, until `leave`; woken at once if something has changed since its last look began."""
         queues = self._queues.setdefault(group_id, {})
         for partition in waiter.partitions:
             queue = queues.get(partition)
@@ -82,6 +85,8 @@ class SliceWaits:
                 queue = queues[partition] = _Queue(self)
                 partition.watch(queue.changed)
             queue.waiters[waiter] = None
+            if waiter.began < queue.change:
+                waiter.wake()
 
     def leave(self, group_id: str, waiter: Waiter) -> None:
         """Forget a fetch that waits no more."""

@@ -122,3 +122,13 @@ def test_a_member_that_ends_its_session_waits_no_more(world: World) -> None:
     world.waits.end("g", "b", cast(Partition, world.first))
     assert world.woken() == ["b"] and world.parked["b"][0].has_ended
     assert not world.parked["a"][0].has_ended
+
+
+def test_a_fetch_that_began_its_look_before_a_change_and_waits_after_it_is_woken_at_once(world: World) -> None:
+    world.park("a")
+    began = world.waits.changes
+    world.first.append()
+    world.park("b", world.second, world.first, began=began)
+    assert world.woken() == ["a", "b"]
+    world.park("c")
+    assert world.woken() == ["a", "b"], "it began its look after the change"
