@@ -31,6 +31,7 @@ class DroppedSegments:
         """What threads are at; it ends without an error."""
         self._disk = disk
         self._waiting: deque[Segment] = deque()
+        self._removal: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -44,7 +45,16 @@ class DroppedSegments:
         self._waiting.clear()
 
     async def remove(self) -> None:
-        """Remove the files of all segments; what cannot be removed stays until the next start."""
+        """Remove the files of all segments; what cannot be removed stays until the next start.
+
+        It goes on when a caller is cancelled: a client may hang up.
+        """
+        if self._waiting and (self._removal is None or self._removal.done()):
+            self._removal = asyncio.get_running_loop().create_task(self._remove_in_threads(), name="remove segments")
+        if self._removal is not None and not self._removal.done():
+            await asyncio.shield(self._removal)
+
+    async def _remove_in_threads(self) -> None:
         while self._waiting:
             some = self._some(REMOVED_AT_A_TIME)
             work = asyncio.get_running_loop().run_in_executor(None, self._remove, some)

@@ -102,6 +102,24 @@ def test_the_log_start_moves_at_once_and_files_go_in_a_thread_some_at_a_time(tmp
     assert [header.base_offset for header in log.headers_from(290)] == list(range(290, log.end))
 
 
+def test_the_removal_of_files_goes_on_when_who_asked_for_it_is_cancelled(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3 * dropped.REMOVED_AT_A_TIME + 1)
+    log.delete_before(log.end - 1)
+
+    async def story() -> None:
+        asked = asyncio.ensure_future(log.remove_dropped())
+        while not log.dropped.removing:
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(story())
+    assert not len(log.dropped)
+    assert bases(log) == [log.end - 1]
+
+
 @pytest.mark.parametrize("removed", range(10))
 def test_a_kill_between_any_two_files_leaves_a_sound_log(tmp_path: Path, removed: int) -> None:
     log = filled(tmp_path, 6)
