@@ -63,7 +63,7 @@ class _Group:
             self.coordinator.apply(record)  # type: ignore[arg-type]
         for effect in outcome.effects:
             if isinstance(effect, DURABLE_EFFECTS):
-                self.submit(self.coordinator.ranged.decide_durable(effect, self.now_ms))
+                self.submit(self.coordinator.ranged.decide_durable(effect))
 
     def commit(self, ranges: Sequence[tuple[int, int]] = (), shares: Sequence[tuple[int, int, int]] = ()) -> None:
         """Commit ranges."""

@@ -394,7 +394,7 @@ class Broker:
         if isinstance(effect, AskNextRecords):
             self.world.after(self.world.delay_ms(), self._leaders_answer, effect, self.lives)
         elif isinstance(effect, DURABLE_EFFECTS) and self.shard is not None:
-            self.process.call(self.shard.tell, lambda machine, now_ms: machine.ranged.decide_durable(effect, now_ms))
+            self.process.call(self.shard.tell, lambda machine, _: machine.ranged.decide_durable(effect))
 
     def _leaders_answer(self, ask: AskNextRecords, life: int) -> None:
         if life != self.lives or self.shard is None:

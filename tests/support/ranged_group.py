@@ -98,7 +98,7 @@ class RangedGroup:
         waiting, self.waiting = self.waiting, []
         for effect in waiting:
             if isinstance(effect, DURABLE_EFFECTS):
-                self.submit(lambda machine, effect=effect: machine.ranged.decide_durable(effect, self.now_ms))
+                self.submit(lambda machine, effect=effect: machine.ranged.decide_durable(effect))
             else:
                 self.effects.append(effect)
 

@@ -113,9 +113,8 @@ class RangedCommits:
         effect = BuriedRanges(groups[0], self._held.applied + len(groups))
         return replace(outcome, effects=(*outcome.effects, effect))
 
-    def decide_durable(self, effect: BuriedRanges | FoldedRanges, now_ms: int) -> Outcome[None, CoordinatorRecord]:
+    def decide_durable(self, effect: BuriedRanges | FoldedRanges) -> Outcome[None, CoordinatorRecord]:
         """Delete what is not needed any more, as all that was decided before an effect is durable."""
-        del now_ms
         return self._tombstones(effect) if isinstance(effect, BuriedRanges) else self._folded(effect)
 
     def _tombstones(self, buried: BuriedRanges) -> Outcome[None, CoordinatorRecord]:

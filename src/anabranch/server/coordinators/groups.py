@@ -341,7 +341,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             return
         if isinstance(effect, DURABLE_EFFECTS):
             with contextlib.suppress(ApiError):
-                self.shard_of(effect.group_id).tell(lambda machine, ms: machine.ranged.decide_durable(effect, ms))
+                self.shard_of(effect.group_id).tell(lambda machine, _: machine.ranged.decide_durable(effect))
             return
         partition = TopicPartition(effect.topic, effect.partition)
         if isinstance(effect, RangesLost):

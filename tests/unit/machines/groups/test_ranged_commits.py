@@ -84,7 +84,7 @@ def test_the_tombstone_of_a_range_waits_for_the_position_that_has_passed_it_and_
     (first,) = group.waiting
     group.commit(ranges=[(48, 49)])
     assert group.fetched().committed_offset == 51
-    group.submit(lambda machine: machine.ranged.decide_durable(first, group.now_ms))
+    group.submit(lambda machine: machine.ranged.decide_durable(first))
     assert written(group, 1)[-1] == "45 gone"
     group.settle()
     assert written(group, 1)[-1] == "50 gone"
