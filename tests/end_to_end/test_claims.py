@@ -26,7 +26,8 @@ from tests.support.broker import BrokerProcess, running
 from tests.support.group_client import GroupClient
 from tests.support.steps import in_short_steps
 from tests.support.thorough import THOROUGH
-from tests.support.wire import batch, values_of
+from tests.support.transactions import TransactionalProducer
+from tests.support.wire import WireClient, batch, values_of
 
 QUICK = {
     "group.consumer.session.timeout.ms": 3_000,
@@ -185,7 +186,17 @@ def test_what_a_member_had_is_offered_again_when_it_is_gone_and_its_commit_count
         both(first, second)
         assert first.commit_slice((5, 9)) is ErrorCode.INVALID_RECORD_STATE, "another member has them"
         assert first.commit_slice(offset=30) is ErrorCode.INVALID_RECORD_STATE, "nor by a plain commit"
-        assert second.commit_slice((5, 14), (15, 29)) is ErrorCode.NONE
+        with WireClient(process.port) as client:
+            transaction = TransactionalProducer(client).init()
+            at: dict[str, Any] = {"group": "zombies", "topic": "zombies", "partition": 0}
+            lost = transaction.commit_offset(**at, offset=-1, ranges=[(5, 9)], member=(first.name, first.epoch))
+            assert lost is ErrorCode.INVALID_RECORD_STATE, "nor in a transaction"
+            assert transaction.commit_offset(**at, offset=30) is ErrorCode.INVALID_RECORD_STATE, "nor by no member"
+            both(first, second)
+            mine = transaction.commit_offset(**at, offset=-1, ranges=[(5, 19)], member=(second.name, second.epoch))
+            assert mine is ErrorCode.NONE
+            transaction.commit()
+        assert second.commit_slice((20, 29)) is ErrorCode.NONE
         assert second.progress() == (30, [])
 
 

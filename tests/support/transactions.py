@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from anabranch.base.errors import ErrorCode
@@ -14,6 +14,7 @@ from anabranch.protocol.messages.describe_transactions import DescribeTransactio
 from anabranch.protocol.messages.end_txn import EndTxnRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
+from anabranch.protocol.messages.offset_commit import OffsetRange
 from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
     TxnOffsetCommitRequestPartition,
@@ -108,18 +109,33 @@ class TransactionalProducer:
             self.sequences[topic, partition] = sequence + len(values)
         return error
 
-    def commit_offset(self, group: str, topic: str, partition: int, offset: int, *, add: bool = True) -> ErrorCode:
-        """AddOffsetsToTxn and TxnOffsetCommit."""
+    def commit_offset(
+        self,
+        group: str,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        add: bool = True,
+        ranges: Sequence[tuple[int, int]] = (),
+        member: tuple[str, int] = ("", -1),
+    ) -> ErrorCode:
+        """AddOffsetsToTxn and TxnOffsetCommit; `member` has its id and its epoch."""
         who: dict[str, Any] = {"producer_id": self.producer_id, "producer_epoch": self.epoch}
         if add:
             added = AddOffsetsToTxnRequest(transactional_id=self.name, group_id=group, **who)
             assert retried(lambda: self.client.call(added)).error_code == ErrorCode.NONE
         told = TxnOffsetCommitRequestPartition(
-            partition_index=partition, committed_offset=offset, committed_metadata=""
+            partition_index=partition,
+            committed_offset=offset,
+            committed_metadata="",
+            offset_ranges=[OffsetRange(start=start, end=end) for start, end in ranges],
         )
         request = TxnOffsetCommitRequest(
             transactional_id=self.name,
             group_id=group,
+            member_id=member[0],
+            generation_id=member[1],
             topics=[TxnOffsetCommitRequestTopic(name=topic, partitions=[told])],
             **who,
         )

@@ -9,9 +9,10 @@ Commits by ranges pass through here, too: what another member holds is not commi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
@@ -28,13 +29,25 @@ from anabranch.protocol.messages.fetch import (
     FetchTopic,
     PartitionData,
 )
-from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
+from anabranch.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from anabranch.records.batch import headers
 from anabranch.server.context import BrokerContext, Large, large_or_not
 from anabranch.server.partitions.fetch_sessions import FetchContext, Target
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.slice_waits import Waiter
+
+Request = TypeVar("Request", OffsetCommitRequest, TxnOffsetCommitRequest)
+Response = TypeVar("Response")
 
 READ_COMMITTED = 1
 CLAIMS_MAX = 1_000
@@ -395,7 +408,45 @@ async def _changed(
 # -- commits ---------------------------------------------------------------------------------------------------------
 
 
-def held_by_others(broker: BrokerContext, request: OffsetCommitRequest) -> dict[tuple[int, int], str]:
+def commit_unless_held(
+    broker: BrokerContext,
+    request: Request,
+    commit: Callable[[Request], Response | Awaitable[Response]],
+    refuse: Callable[[Request, ErrorCode, str], Response],
+) -> Response | Awaitable[Response]:
+    """Commit what no other member holds of a request; `refuse` makes the response to one with a code for all.
+
+    `commit` is called at once, so that it has its place in line, and given a request with fewer partitions.
+    """
+    others = _held_by_others(broker, request)
+    if not others:
+        return commit(request)
+    rest = copy(request)
+    rest.topics = []
+    for place, topic in enumerate(request.topics):
+        its = copy(topic)
+        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in others]
+        rest.topics.append(its)
+    return _with_what_is_held(commit(rest), others, refuse(request, ErrorCode.INVALID_RECORD_STATE, ""))
+
+
+async def _with_what_is_held(committed: Any, others: Mapping[tuple[int, int], str], whole: Any) -> Any:
+    """The response to a request as a whole; `committed` is the one to what nobody else holds."""
+    if hasattr(committed, "__await__"):
+        committed = await committed
+    for place, (topic, its) in enumerate(zip(whole.topics, committed.topics, strict=True)):
+        found = iter(its.partitions)
+        for number, refused in enumerate(topic.partitions):
+            if (place, number) in others:
+                refused.error_message = others[place, number]
+            else:
+                topic.partitions[number] = next(found)
+    return whole
+
+
+def _held_by_others(
+    broker: BrokerContext, request: OffsetCommitRequest | TxnOffsetCommitRequest
+) -> dict[tuple[int, int], str]:
     """The partitions of a commit, by their places in the request, that must not count, with the reason.
 
     Nothing is refused to a request whose member the coordinator refuses anyhow, or while it is not there.
@@ -403,9 +454,12 @@ def held_by_others(broker: BrokerContext, request: OffsetCommitRequest) -> dict[
     if not len(broker.slices):
         return {}
     found: dict[tuple[int, int], str] = {}
-    for place, topic in enumerate(request.topics):
-        name = topic.name if topic.topic_id == NO_TOPIC_ID else broker.view.name_of(topic.topic_id)
-        for number, part in enumerate(topic.partitions):
+    topics: Sequence[OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic] = request.topics
+    for place, topic in enumerate(topics):
+        topic_id = topic.topic_id if isinstance(topic, OffsetCommitRequestTopic) else NO_TOPIC_ID
+        name = topic.name if topic_id == NO_TOPIC_ID else broker.view.name_of(topic_id)
+        parts: Sequence[OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition] = topic.partitions
+        for number, part in enumerate(parts):
             partition = None if name is None else broker.replicas.get(name, part.partition_index)
             if partition is None:
                 continue
@@ -424,11 +478,13 @@ def held_by_others(broker: BrokerContext, request: OffsetCommitRequest) -> dict[
                     f"Offsets {held.start} to {held.end} of {partition.name} are with member {held.member_id}, which "
                     "fetches them without keys: this commit does not count."
                 )
-    if found:
+    if isinstance(request, OffsetCommitRequest):
+        epoch, is_by_member = request.generation_id_or_member_epoch, True
+    else:  # A transaction may commit for a group without being its member.
+        epoch, is_by_member = request.generation_id, bool(request.member_id) or request.generation_id >= 0
+    if found and is_by_member:
         try:
-            broker.memberships.check_member(
-                request.group_id, request.member_id, request.generation_id_or_member_epoch, request.group_instance_id
-            )
+            broker.memberships.check_member(request.group_id, request.member_id, epoch, request.group_instance_id)
         except ApiError:  # The coordinator refuses all of it, for that reason.
             return {}
     return found

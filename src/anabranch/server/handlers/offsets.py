@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable
 from copy import copy
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
-from anabranch.server.handlers.claims import held_by_others
+from anabranch.server.handlers.claims import commit_unless_held
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import Parts, gather_in_steps
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -53,10 +53,7 @@ def handle_offset_commit(
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
-        others = held_by_others(broker, part)
-        if others:
-            return _commit_the_rest(part, others, submitted)
-        return submitted(part)
+        return commit_unless_held(broker, part, submitted, _commit_refused)
 
     def submitted(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
         return submit(
@@ -87,35 +84,6 @@ def _commit_refused(request: OffsetCommitRequest, code: ErrorCode, message: str)
             for topic in request.topics
         ]
     )
-
-
-async def _commit_the_rest(
-    request: OffsetCommitRequest,
-    others: Mapping[tuple[int, int], str],
-    commit: Callable[[OffsetCommitRequest], OffsetCommitResponse | Awaitable[OffsetCommitResponse]],
-) -> OffsetCommitResponse:
-    """Commit what no other member holds of a request."""
-    rest = copy(request)
-    rest.topics = []
-    for place, topic in enumerate(request.topics):
-        its = copy(topic)
-        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in others]
-        rest.topics.append(its)
-    answer = commit(rest)
-    committed = answer if isinstance(answer, OffsetCommitResponse) else await answer
-    for place, (topic, answered) in enumerate(zip(request.topics, committed.topics, strict=True)):
-        found = iter(answered.partitions)
-        answered.partitions = [
-            next(found)
-            if (place, number) not in others
-            else OffsetCommitResponsePartition(
-                partition_index=part.partition_index,
-                error_code=ErrorCode.INVALID_RECORD_STATE,
-                error_message=others[place, number],
-            )
-            for number, part in enumerate(topic.partitions)
-        ]
-    return committed
 
 
 def handle_offset_fetch(

@@ -53,6 +53,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.transactions import TransactionFilter
+from anabranch.server.handlers.claims import commit_unless_held
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps, split
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -211,6 +212,9 @@ def handle_txn_offset_commit(
         """Commit a part: verified as it takes its place in line, before any marker that ends the transaction."""
         if (refused := verified()) is not ErrorCode.NONE:
             return _offsets_refused(part, refused)
+        return commit_unless_held(broker, part, submitted, _offsets_refused)
+
+    def submitted(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
         with contextlib.suppress(ApiError):  # What follows fails, too.
             broker.groups.shard_of(part.group_id).tell(
                 lambda groups, now_ms: groups.name_ranges(part, now_ms),
