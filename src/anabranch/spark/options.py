@@ -261,7 +261,10 @@ def _bound(options: Mapping[str, str], names: tuple[str, str, str]) -> Bound | N
             raise OptionError(f"{chosen} has a negative offset other than -2 (earliest) and -1 (latest): {text}")
         return Bound(offsets=offsets)
     if chosen == by_timestamp:
-        return Bound(timestamps=_per_partition(chosen, text, 'JSON as in {"flights":{"0":1357000000000}}'))
+        timestamps = _per_partition(chosen, text, 'JSON as in {"flights":{"0":1357000000000}}')
+        if any(at < 0 for partitions in timestamps.values() for at in partitions.values()):
+            raise OptionError(f"{chosen} has a time below 0, which is before the first that a record may have: {text}")
+        return Bound(timestamps=timestamps)
     return Bound(timestamp=_number(options, chosen, 0))
 
 
