@@ -7,6 +7,7 @@ worker process serves all tasks of that process.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ DECODED_NAMES = {"timestampType": "timestamp_type", "sequence": "offset"}
 
 DECODED_SIZE_MAX = 7 * 1024 * 1024
 """Bytes of records after which a record batch is yielded: a slab holds both keys and values of so many."""
+
+log = logging.getLogger("anabranch.spark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +227,25 @@ def range_settings(options: Options) -> RangeReaderSettings:
 
 
 def _fail(wanted: OffsetRange, gone: OffsetsGoneError) -> None:
-    """Fail for deleted offsets, unless the query reads their records elsewhere."""
-    if isinstance(wanted, Read) and wanted.folds_back and not gone.is_of_another_topic:
-        return
-    raise DataLossError([Loss(wanted.topic, wanted.partition, gone.offset, gone.available, gone.why)]) from gone
+    """Fail for lost records."""
+    loss = loss_of(wanted, gone)
+    if loss is not None:
+        raise DataLossError([loss]) from gone
 
 
 def _pass_over(wanted: OffsetRange, gone: OffsetsGoneError) -> None:
-    """Skip the deleted offsets: `failOnDataLoss` is false."""
+    """Log lost records and skip their offsets: `failOnDataLoss` is false."""
+    loss = loss_of(wanted, gone)
+    if loss is not None:
+        log.warning("Records were lost before this query read them: %s", loss)
+
+
+def loss_of(wanted: OffsetRange, gone: OffsetsGoneError) -> Loss | None:
+    """Return the loss that offsets which are gone are; None if the query reads their records elsewhere.
+
+    It does where a log was emptied from its start on, or removed then; not where its end was cut off.
+    """
+    emptied = not gone.is_of_another_topic and (gone.available is None or gone.available > gone.offset)
+    if emptied and isinstance(wanted, Read) and wanted.folds_back:
+        return None
+    return Loss(wanted.topic, wanted.partition, gone.offset, gone.available, gone.why)

@@ -25,6 +25,7 @@ from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connect, Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.asked import wanted_fields
+from anabranch.machines.clients.fetching import EARLIEST
 from anabranch.machines.partition.sharing import Asked
 from anabranch.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from anabranch.records.batch import HEADER_SIZE, parse_header
@@ -44,10 +45,10 @@ FETCH_VERSION_BY_NAME = 12
 FETCH_VERSION_BY_ID = 13
 """The first version that identifies topics by id."""
 RETRY_INTERVAL_S = 0.1
-ANOTHER_TOPIC_ATTEMPTS = 20
-"""How often a broker must name another topic until the one of a range counts as deleted: it may have heard of it late.
+GONE_ATTEMPTS = 20
+"""How often brokers must say that a range's partition was removed, or that its topic is another one, until it is so.
 
-It counts as deleted before that if it is named at the end of the time limit of a fetch.
+A broker may have heard of either late. At the end of the time limit of a fetch the last answer counts.
 """
 
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -74,7 +75,10 @@ R = TypeVar("R", bound=OffsetRange)
 
 
 class OffsetsGoneError(AnabranchError):
-    """Offsets of a range were deleted; `available` is the next readable offset, None if the partition is gone."""
+    """Offsets of a range were deleted; `available` is the log start, None if the partition is gone.
+
+    A log that ends before the offset starts at or before it.
+    """
 
     def __init__(
         self, tp: TopicPartition, offset: int, available: int | None, why: str, *, is_of_another_topic: bool = False
@@ -194,7 +198,7 @@ class RangeReader:
     async def _fetch(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found:
         tp = TopicPartition(wanted.topic, wanted.partition)
         deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
-        others = 0
+        gone_attempts = 0
         while True:
             error: AnabranchError
             try:
@@ -206,8 +210,8 @@ class RangeReader:
                     why += ", as while a transaction is open there"
                 error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, why)
             except OffsetsGoneError as gone:
-                others += gone.is_of_another_topic
-                if not gone.is_of_another_topic or others >= ANOTHER_TOPIC_ATTEMPTS:
+                gone_attempts += 1
+                if gone.available is not None or gone_attempts >= GONE_ATTEMPTS:
                     return self._pass_over(wanted, offset, gone)
                 error = gone
             except ApiError as refused:
@@ -262,7 +266,11 @@ class RangeReader:
         (result,) = (data for topic in response.responses for data in topic.partitions)
         code = ErrorCode.of(result.error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise OffsetsGoneError(tp, offset, result.log_start_offset, "it is gone")
+            log_start = result.log_start_offset
+            if log_start < 0:  # A stock Kafka does not say it beside this error.
+                log_start = (await self._cluster.offsets({tp: EARLIEST}))[tp].offset
+            why = "the records there were deleted" if offset < log_start else "the log ends before"
+            raise OffsetsGoneError(tp, offset, log_start, why)
         if code is not ErrorCode.NONE:
             raise ApiError(code, f"{connection.name} refused a fetch of {tp}")
         aborted = tuple((each.producer_id, each.first_offset) for each in result.aborted_transactions or ())

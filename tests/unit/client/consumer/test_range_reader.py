@@ -25,10 +25,23 @@ from anabranch.client.consumer.range_reader import (
 )
 from anabranch.machines.keyspace import Interval
 from anabranch.machines.partition.sharing import Asked
-from anabranch.protocol.messages.fetch import FetchPartition
+from anabranch.protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from anabranch.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
 from anabranch.records.arrow import slabs
 from anabranch.records.arrow.slabs import Shelf
 from anabranch.records.batch import build
+from tests.support.scripted_broker import ScriptedBroker
 
 ROWS = bytes.fromhex("10 00 00 00 02 61 02 62 00")
 """One record with key `a` and value `b`."""
@@ -128,25 +141,52 @@ def test_offsets_that_are_gone_are_reported_and_passed_over() -> None:
     assert [(gone.offset, gone.available) for gone in reader.gone] == [(1, 3)]
 
 
-def test_a_partition_that_is_gone_ends_its_range() -> None:
-    tp = TopicPartition("t", 0)
-    reader = Scripted(OffsetsGoneError(tp, 1, None, "the partition was removed"))
-    assert list(offsets(reader, Range("t", 0, 1, 5), Range("t", 1, 0, 2))) == [(1, 0), (1, 1)]
+OTHER = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)
+REMOVED = OffsetsGoneError(TopicPartition("t", 0), 0, None, "the partition was removed")
 
 
-def test_a_topic_counts_as_made_anew_when_brokers_go_on_to_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", [OTHER, REMOVED])
+def test_a_topic_counts_as_made_anew_or_a_partition_as_removed_when_brokers_go_on_to_say_so(
+    said: OffsetsGoneError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
-    other = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)
-    late = Scripted(*[other] * (range_reader.ANOTHER_TOPIC_ATTEMPTS - 1))
+    late = Scripted(*[said] * (range_reader.GONE_ATTEMPTS - 1))
     assert list(offsets(late, Range("t", 0, 0, 2))) == [(0, 0), (0, 1)] and late.gone == []
-    gone = Scripted(*[other] * range_reader.ANOTHER_TOPIC_ATTEMPTS)
-    assert list(offsets(gone, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and gone.gone == [other]
+    gone = Scripted(*[said] * range_reader.GONE_ATTEMPTS)
+    assert list(offsets(gone, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and gone.gone == [said]
 
 
-def test_a_topic_counts_as_made_anew_at_the_end_of_a_time_limit_that_is_shorter_than_the_attempts() -> None:
-    other = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)
-    reader = Scripted(other, retry_timeout_ms=-1)
-    assert list(offsets(reader, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and reader.gone == [other]
+@pytest.mark.parametrize("said", [OTHER, REMOVED])
+def test_it_counts_as_gone_at_the_end_of_a_time_limit_that_is_shorter_than_the_attempts(said: OffsetsGoneError) -> None:
+    reader = Scripted(said, retry_timeout_ms=-1)
+    assert list(offsets(reader, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and reader.gone == [said]
+
+
+@pytest.mark.parametrize(
+    ("offset", "said", "earliest", "available", "why"),
+    [
+        (3, 5, None, 5, "the records there were deleted"),
+        (3, -1, 5, 5, "the records there were deleted"),
+        (9, 5, None, 5, "the log ends before"),
+        (9, -1, 5, 5, "the log ends before"),
+    ],
+)
+def test_an_offset_out_of_range_is_told_with_the_log_start_also_where_the_broker_does_not_say_it(
+    offset: int, said: int, earliest: int | None, available: int, why: str
+) -> None:
+    broker = ScriptedBroker({"t": 1})
+    refused = PartitionData(error_code=ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=said)
+    topics = [FetchableTopicResponse(topic="t", partitions=[refused])]
+    broker.on(FetchRequest, lambda _: FetchResponse(responses=topics))
+    if earliest is not None:
+        named = [ListOffsetsPartitionResponse(offset=earliest)]
+        answer = ListOffsetsResponse(topics=[ListOffsetsTopicResponse(name="t", partitions=named)])
+        broker.on(ListOffsetsRequest, lambda _: answer)
+    found: list[OffsetsGoneError] = []
+    settings = ConnectionSettings(connect=broker.connect)
+    reader = RangeReader("broker:9092", settings, RangeReaderSettings(), lambda _, gone: found.append(gone))
+    list(reader.read([Range("t", 0, offset, offset + 1)]))
+    assert [(gone.offset, gone.available, gone.why) for gone in found] == [(offset, available, why)]
 
 
 def test_what_a_fetch_asks_for() -> None:
