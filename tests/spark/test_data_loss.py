@@ -86,6 +86,26 @@ def test_a_query_that_stands_in_what_is_folded_back_goes_on_and_has_the_last_val
     assert last_values(batch_read(flow.address, flow.topic)) == last_values(flow.expected())
 
 
+def test_what_was_folded_back_while_a_query_was_down_is_no_loss_when_the_topic_has_grown_again(flow: Flow) -> None:
+    flow.admin.alter_configs("topic", flow.topic, {"cleanup.policy": "compact,delete"})
+    flow.resize(2)
+    flow.send(400)
+    query = MicroBatches(flow.address, flow.topic, maxOffsetsPerTrigger="100")
+    query.step()
+    start = noted(query)
+    assert start[flow.topic]["offsets"]["1"] < start[flow.topic]["seen"]["1"]
+    query.close()
+    flow.resize(1)
+    flow.send(10)
+    await_removal(flow, 1)
+    flow.resize(2)
+    flow.send(100)
+    again = MicroBatches(flow.address, flow.topic, offset=start)
+    again.all_available()
+    assert last_values(query.keys | again.keys) == last_values(flow.expected())
+    again.close()
+
+
 def test_records_of_a_partition_that_was_removed_while_the_query_was_down_are_a_loss(flow: Flow) -> None:
     flow.resize(2)
     flow.send(200)

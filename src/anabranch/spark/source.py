@@ -325,8 +325,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         for topic, snapshot in snapshots.items():
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
-            layouts = snapshot.lineage.current + 1
-            offsets[topic] = TopicOffsets(chosen, snapshot.topic_id, layouts, removed=dict(snapshot.removed))
+            offsets[topic] = snapshot.noted(chosen)
         self._initial = self._to_json(offsets, {})
         return self._initial
 

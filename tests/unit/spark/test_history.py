@@ -44,6 +44,30 @@ def test_a_query_begins_anywhere_and_goes_on_where_it_was_through_a_resize_and_a
 
 
 @pytest.mark.parametrize(
+    ("cleanup", "log_start", "fault"),
+    [
+        ({"compact", "delete"}, 40, []),
+        ({"compact", "delete"}, 41, ["t-1: offsets 3 to 41 were deleted before they were read"]),
+        ({"compact"}, 41, []),
+        ({"delete"}, 40, ["t-1: offsets 3 to 40 were deleted before they were read"]),
+    ],
+)
+def test_what_was_folded_back_is_no_fault_either_when_the_topic_has_grown_again(
+    cleanup: set[str], log_start: int, fault: list[str]
+) -> None:
+    policy = frozenset(cleanup)
+    grown = Lineage.of_cuts(1, (2,), {})
+    before = plan(look(grown, {0: 9, 1: 40}, cleanup=policy), {0: (0, 9), 1: (0, 3)})
+    regrown = Lineage.of_cuts(1, (2, 1, 2), {0: [(0, 9), (1, 12)], 1: [(0, 40)]})
+    there = look(regrown, {0: 12, 1: 44}, {0: 0, 1: log_start}, cleanup=policy)
+    after = plan(there, {0: (9, 12), 1: (log_start, log_start)})
+    assert problems(before, after) == fault
+    last = replace(there, ends={0: 12, 1: 50}, starts={0: 0, 1: 47})
+    lost = [f"t-1: offsets {log_start} to 47 were deleted before they were read"] if "delete" in cleanup else []
+    assert problems(before, after, plan(last, {0: (12, 12), 1: (47, 50)})) == [*fault, *lost]
+
+
+@pytest.mark.parametrize(
     ("lines", "problem"),
     [
         ([FIRST, plan(look(ONE, {0: 9}), {0: (6, 9)})], "t-0: offsets 5 to 6 are read by no micro-batch"),

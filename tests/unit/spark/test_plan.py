@@ -125,8 +125,8 @@ def test_what_came_after_the_horizon_is_left_for_another_run() -> None:
 
 
 def test_offsets_survive_the_checkpoint_and_equal_offsets_are_equal_text() -> None:
-    one = {"b": TopicOffsets({10: 5, 2: 7}, "id", 3, {10: 9}, {12: 8, 11: 6}), "a": TopicOffsets({})}
-    other = {"a": TopicOffsets({}), "b": TopicOffsets({2: 7, 10: 5}, "id", 3, {10: 9}, {11: 6, 12: 8})}
+    one = {"b": TopicOffsets({10: 5, 2: 7}, "id", 3, {10: 9}, {12: 8, 11: 6}, partitions=11), "a": TopicOffsets({})}
+    other = {"a": TopicOffsets({}), "b": replace(one["b"], offsets={2: 7, 10: 5}, removed={11: 6, 12: 8})}
     text = json.dumps(offsets_to_json(one))
     assert text == json.dumps(offsets_to_json(other))
     assert offsets_from_json(json.loads(text)) == one
@@ -257,6 +257,73 @@ def test_a_partition_that_is_assigned_later_owes_nothing_of_before_unless_it_is_
     assert [(each.partition, each.wanted) for each in found.losses] == expected and found.positions == {0: 9, 2: 50}
     again = lost_between({"t": there}, {"t": known}, {"t": replace(known, offsets={0: 9, 2: 60})})
     assert [(each.partition, each.wanted) for each in again] == expected
+
+
+@pytest.mark.parametrize(
+    ("layouts", "partitions", "wanted"),
+    [
+        # An earlier version did not note which partitions there were, and the lineage has forgotten it.
+        (2, None, None),
+        (1, None, None),
+        (3, None, None),
+        # It was noted: partition 3 was there, or is new.
+        (2, 4, None),
+        (2, 3, 0),
+    ],
+)
+def test_a_partition_that_may_have_been_there_before_the_layouts_that_are_left_owes_nothing(
+    layouts: int, partitions: int | None, wanted: int | None
+) -> None:
+    there = TopicSnapshot("t", "id", Lineage(1, (5,), first=2), {0: 0, 3: 50}, {0: 9, 3: 60}, elastic=True)
+    known = TopicOffsets({0: 9}, "id", layouts, removed={}, partitions=partitions)
+    found = query_positions(there, known, frozenset({0, 3}))
+    assert [(each.partition, each.wanted) for each in found.losses] == ([] if wanted is None else [(3, wanted)])
+    assert found.positions == {0: 9, 3: 50}
+
+
+def test_offsets_note_how_many_partitions_there_were_and_so_tell_new_ones_where_no_lineage_is_kept() -> None:
+    alone = frozenset({0})
+    noted = extent({"t": flat({0: 9, 1: 60}, {0: 0, 1: 50})}, {}, assigned={"t": alone}).end["t"]
+    assert (noted.offsets, noted.partitions) == ({0: 9}, 2)
+    later = flat({0: 9, 1: 60, 2: 60}, {0: 0, 1: 50, 2: 50})
+    assert [(each.partition, each.wanted) for each in query_positions(later, noted).losses] == [(2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cuts", "layouts", "position", "log_start", "wanted"),
+    [
+        # Partition 1 retired in layout 1 with 210 offsets, was emptied, and takes records again.
+        ([(0, 210)], 1, 52, 210, None),
+        ([(0, 210)], 2, 52, 210, None),
+        # It was removed and created again: the new log has no cut.
+        ([], 1, 52, 210, None),
+        # Retention deleted records of its new life; or all that went, after the offsets were noted in it.
+        ([(0, 210)], 1, 52, 230, 210),
+        ([(0, 210)], 3, 52, 210, 52),
+        ([(0, 210)], 3, 215, 230, 215),
+    ],
+)
+def test_what_was_folded_back_is_no_loss_either_when_the_topic_has_grown_again(
+    cuts: list[tuple[int, int]], layouts: int, position: int, log_start: int, wanted: int | None
+) -> None:
+    lineage = Lineage.of_cuts(1, (2, 1, 2), {0: [(0, 100), (1, 160)], 1: cuts})
+    both = frozenset({"compact", "delete"})
+    there = TopicSnapshot("t", "id", lineage, {0: 0, 1: log_start}, {0: 160, 1: 240}, cleanup=both, elastic=True)
+    known = TopicOffsets({0: 160, 1: position}, "id", layouts, removed={}, partitions=2)
+    lost = [] if wanted is None else [(1, wanted, log_start)]
+    found = query_positions(there, known)
+    assert [(each.partition, each.wanted, each.available) for each in found.losses] == lost
+    assert found.positions == {0: 160, 1: log_start}
+    planned = {"t": replace(known, offsets={0: 160, 1: 240})}
+    again = lost_between({"t": there}, {"t": known}, planned)
+    assert [(each.partition, each.wanted, each.available) for each in again] == lost
+    (read,) = plan_tasks({"t": there}, {"t": known.offsets}, {"t": {0: 160, 1: 240}}, Splitting())[0].reads
+    assert not read.folds_back, "what retention deletes from now on is lost"
+    deletes = replace(there, cleanup=frozenset({"delete"}))
+    assert (
+        query_positions(deletes, known).losses
+        and not query_positions(replace(there, cleanup=frozenset({"compact"})), known).losses
+    )
 
 
 def test_what_a_compacted_topic_folds_back_is_no_loss() -> None:

@@ -69,9 +69,7 @@ def extent(
         seen = {
             partition: snapshot.ends[partition] for partition, end in ends.items() if end < snapshot.ends[partition]
         }
-        end_offsets[topic] = TopicOffsets(
-            ends, snapshot.topic_id, snapshot.lineage.current + 1, seen, dict(snapshot.removed)
-        )
+        end_offsets[topic] = snapshot.noted(ends, seen)
     return Extent(end_offsets, tuple(losses), bool(losses) or any(taken.values()))
 
 

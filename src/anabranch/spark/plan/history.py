@@ -18,6 +18,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from anabranch.machines.lineage import BEYOND
 from anabranch.spark.plan.proof import verify_plan
 from anabranch.spark.plan.record import PLAN_VERSION
 
@@ -49,6 +50,8 @@ class _Topic:
     """Also of partitions that were removed."""
     log_end: dict[int, int] = field(default_factory=dict)
     """Of the partitions that existed, when they were last seen."""
+    layout: int = 0
+    """The one that ruled then."""
     last: dict[int, tuple[int, int]] = field(default_factory=dict)
     """What the last micro-batch read."""
 
@@ -102,7 +105,7 @@ def _follow(plan: Mapping[str, Any], topics: dict[str, _Topic]) -> list[str]:
             if before is not None:
                 gone += (problem for _, problem in _unread(topic, before, ()))
             begun = ({}, {}) if begins else (dict(start), _numbered(known["log_end"]))
-            topics[topic] = _Topic(known["id"], *begun)
+            topics[topic] = _Topic(known["id"], *begun, layout=_newest(known))
     if all(_repeats(plan["topics"][topic], topics[topic], now) for topic, now in ranges.items()):
         return []
     problems = gone
@@ -131,7 +134,9 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
         if partition in before.log_end and done is not None:
             if start < done:
                 yield f"{name}: offsets {start} to {done} are read again"
-            elif start > done and start == log_start[partition] and _folds_back(known, partition):
+            elif (
+                start > done and start == log_start[partition] and start <= _folded_to(known, partition, before.layout)
+            ):
                 continue
             elif start > done and start == log_start[partition]:
                 yield f"{name}: offsets {done} to {start} were deleted before they were read"
@@ -141,14 +146,27 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
             yield f"{name} is new, and begins at offset {start}, not at its log start {log_start[partition]}"
         elif done is not None and start < done:
             yield f"{name} was created again, and offsets {start} to {done} are read again"
-    yield from (found for p, found in _unread(topic, before, log_start) if not _folds_back(known, p))
-    before.log_end = log_end
+    for partition, problem in _unread(topic, before, log_start):
+        if _folded_to(known, partition, before.layout) < BEYOND:
+            yield problem
+    before.log_end, before.layout = log_end, _newest(known)
 
 
-def _folds_back(known: Mapping[str, Any], partition: int) -> bool:
-    """Whether records of a compacted topic that are gone from a log are in another one, or were superseded."""
-    cleanup = known.get("cleanup", ())
-    return "compact" in cleanup and (partition >= known["counts"][-1] or "delete" not in cleanup)
+def _folded_to(known: Mapping[str, Any], partition: int, since: int) -> int:
+    """Return the offset up to which what has gone since a layout ruled is in another log, or was superseded.
+
+    That is all of it in compacted topics that delete nothing, and of a retiring partition; of one that takes records
+    again, what lay before it retired.
+    """
+    cleanup, counts, first = known.get("cleanup", ()), known["counts"], known["first"]
+    if "compact" not in cleanup:
+        return 0
+    if "delete" not in cleanup or partition >= counts[-1]:
+        return BEYOND
+    retired = [layout for layout, count in enumerate(counts, first) if layout >= since and count <= partition]
+    if not retired:
+        return 0
+    return max((end for layout, end in known["cuts"].get(str(partition), ()) if layout <= retired[-1]), default=BEYOND)
 
 
 def _unread(topic: str, before: _Topic, remaining: Container[int]) -> Iterator[tuple[int, str]]:

@@ -8,8 +8,10 @@ from typing import Any
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.lineage import Lineage
+from anabranch.machines.lineage import BEYOND, Lineage
 from anabranch.machines.progress import progress
+
+LOG_STARTS_LATER = "the log starts later, by retention or DeleteRecords"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +37,42 @@ class TopicSnapshot:
     elastic: bool = False
     """Whether each change of the partition count is a layout of the lineage; not so on brokers of a stock Kafka."""
 
-    def existed(self, partition: int, layouts: int) -> bool:
-        """Whether a partition was one of the topic's when the topic had so many layouts, as far as that is known."""
+    def may_have_existed(self, partition: int, layouts: int) -> bool:
+        """Whether a partition may have been one of the topic's when the topic had so many layouts.
+
+        Any may where the lineage has forgotten all of these layouts; none where no lineage is kept.
+        """
         lineage = self.lineage
         known = lineage.counts[: max(0, layouts - lineage.first)]
-        return self.elastic and partition < max(known, default=lineage.initial if layouts else 0)
+        return self.elastic and layouts > 0 and (not known or partition < max(known))
 
     def folds_back(self, partition: int) -> bool:
-        """Whether what is gone from a log was superseded, or is at the end of the log that has its keys now (ADR 0036).
+        """Whether what goes from a log is superseded, or at the end of the log that has its keys now (ADR 0036).
 
         That is how retiring partitions of compacted topics are emptied. Where the policy is not to delete as well,
         records go in no other way.
         """
         return "compact" in self.cleanup and (partition >= self.lineage.count or "delete" not in self.cleanup)
+
+    def folded_to(self, partition: int, layouts: int) -> int:
+        """The offset up to which what has gone since the topic had so many layouts was folded back; BEYOND: all of it.
+
+        A partition that retired since, and takes records again, was emptied up to where it retired. If it was removed
+        and created again, nobody knows where that was.
+        """
+        if self.folds_back(partition):
+            return BEYOND
+        lineage = self.lineage
+        since = range(max(layouts - 1, lineage.first), lineage.current)
+        retired = next((layout for layout in reversed(since) if lineage.count_in(layout) <= partition), None)
+        if retired is None or "compact" not in self.cleanup:
+            return 0
+        return lineage.start(partition, retired + 1) or BEYOND
+
+    def noted(self, offsets: Mapping[int, int], seen: Mapping[int, int] | None = None) -> TopicOffsets:
+        """Return the progress of a query that stands at `offsets` now, and has seen log ends beyond them."""
+        layouts, partitions = self.lineage.current + 1, max(self.starts, default=-1) + 1
+        return TopicOffsets(offsets, self.topic_id, layouts, seen or {}, dict(self.removed), partitions=partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +90,7 @@ class TopicOffsets:
     """Partitions that are removed, to the offset up to which they count as read; None if that was not noted.
 
     A partition without an entry here or in `offsets` is new to the topic, and owes its records from offset 0 on; unless
-    it existed in one of `layouts`: then the query did not read it, by `assign`, and begins at its log start.
+    it existed: then the query did not read it, by `assign`, and begins at its log start.
     """
     begun: Mapping[int, int] | None = None
     """At the end of a query's first micro-batch, where it began; None at all others.
@@ -73,6 +98,8 @@ class TopicOffsets:
     Spark notes where micro-batches end, not where the first one began: to run it again, it asks the source, and by then
     the latest offsets are others.
     """
+    partitions: int | None = None
+    """One more than the highest partition that existed; None if that was not noted, and the lineage must tell."""
 
     def is_of(self, snapshot: TopicSnapshot) -> bool:
         """Whether these are offsets of the topic itself, not of one of this name that was deleted."""
@@ -92,6 +119,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
             "seen": _named(known.seen),
             **({} if known.removed is None else {"removed": _named(known.removed)}),
             **({} if known.begun is None else {"begun": _named(known.begun)}),
+            **({} if known.partitions is None else {"partitions": known.partitions}),
         }
         for topic, known in sorted(offsets.items())
     }
@@ -115,6 +143,7 @@ def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             _numbered(known["seen"]),
             _numbered(known["removed"]) if "removed" in known else None,
             _numbered(known["begun"]) if "begun" in known else None,
+            int(known["partitions"]) if "partitions" in known else None,
         )
         for topic, known in value.items()
     }
@@ -198,9 +227,9 @@ def query_positions(
         if snapshot.high_watermarks is not None:
             end = max(end, snapshot.high_watermarks.get(partition, end))
         if offset < start:
-            if not snapshot.folds_back(partition):
-                why = "the log starts later, by retention or DeleteRecords"
-                losses.append(Loss(snapshot.topic, partition, offset, start, why))
+            owed = max(offset, snapshot.folded_to(partition, 0 if known is None else known.layouts))
+            if owed < start:
+                losses.append(Loss(snapshot.topic, partition, owed, start, LOG_STARTS_LATER))
         elif offset > end:
             why = "the log ends before, as after a crash of a broker that does not flush"
             losses.append(Loss(snapshot.topic, partition, offset, end, why))
@@ -225,7 +254,13 @@ def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: in
         return offset
     if known.removed is None:
         return otherwise
-    return known.removed.get(partition, otherwise if snapshot.existed(partition, known.layouts) else 0)
+    if partition in known.removed:
+        return known.removed[partition]
+    if known.partitions is None:
+        existed = snapshot.may_have_existed(partition, known.layouts)
+    else:
+        existed = partition < known.partitions
+    return otherwise if existed else 0
 
 
 def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
@@ -236,14 +271,15 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
         if snapshot is None or not known.is_of(snapshot):
             losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
             continue
+        begun = start.get(topic)
         for partition, finish in known.offsets.items():
             first = snapshot.starts.get(partition)
-            wanted = _position(snapshot, start.get(topic), partition, 0 if first is None else first)
-            if snapshot.folds_back(partition):
+            wanted = _position(snapshot, begun, partition, 0 if first is None else first)
+            if wanted >= finish or (first is not None and wanted >= first):
                 continue
+            wanted = max(wanted, snapshot.folded_to(partition, 0 if begun is None else begun.layouts))
             if wanted < finish and first is None:
                 losses.append(Loss(topic, partition, wanted, None, "the partition was removed"))
             elif wanted < finish and first is not None and wanted < first:
-                why = "the log starts later, by retention or DeleteRecords"
-                losses.append(Loss(topic, partition, wanted, first, why))
+                losses.append(Loss(topic, partition, wanted, first, LOG_STARTS_LATER))
     return losses
