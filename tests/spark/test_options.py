@@ -100,7 +100,8 @@ def test_a_topic_that_is_no_longer_read_is_not_called_deleted(address: str, flow
     again.close()
     other.admin.delete_topics(other.topic)
     time.sleep(METADATA_AGE_MAX_S + 0.1)
-    again = MicroBatches(address, "", stream.offset, subscribe=None, subscribePattern=f"{flow.topic}.*")
+    given = {"subscribe": None, "subscribePattern": f"{flow.topic}.*", "fetchOffset.numRetries": "3"}
+    again = MicroBatches(address, "", stream.offset, **given)
     with pytest.raises(DataLossError, match=f"{other.topic}: the topic was deleted"):
         again.step()
     again.close()

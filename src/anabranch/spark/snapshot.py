@@ -5,6 +5,9 @@ lineage was read with, so the broker refuses the request after a resize (FENCED_
 again. A resize changes the epoch of every remaining partition, so on an elastic broker ListOffsets alone detects a
 resize. Created and deleted topics, and partitions added on a stock broker, appear with the next metadata refresh.
 
+Metadata may come from a broker that has not heard of a topic, or on a stock Kafka of a partition, which the query has
+offsets of: others are asked, as often as the options say. Then a topic counts as deleted; a partition does not.
+
 With read_committed the ends are last stable offsets. A transaction that was open during a resize keeps the last stable
 offset of an old partition below its cut, so what waits for that partition waits for the transaction, too (ADR 0013).
 """
@@ -25,10 +28,11 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.spark.options import EARLIEST, LATEST, SERVERS, Bound, OptionError, Options, did_you_mean
-from anabranch.spark.plan import TopicSnapshot
+from anabranch.spark.plan import Offsets, TopicOffsets, TopicSnapshot, missing_of
 
 METADATA_AGE_MAX_S = 1.0
 """Maximum age of metadata in seconds; older metadata is refreshed even if no epoch has changed."""
+NO_OFFSETS: Offsets = {}
 
 R = TypeVar("R")
 
@@ -78,12 +82,13 @@ class SnapshotReader:
             self._admin = Admin(self._options.servers, client_id="anabranch-spark")
         await self._admin.alter_group_offsets(group_id, offsets)
 
-    def read(self) -> dict[str, TopicSnapshot]:
-        """Return snapshots of all topics of the query.
+    def read(self, known: Offsets = NO_OFFSETS) -> dict[str, TopicSnapshot]:
+        """Return snapshots of all topics of the query; `known` are the offsets that it has.
 
-        Raises `ApiError` for a topic that does not exist when the query begins; a topic deleted later is left out.
+        Raises `OptionError` for a topic that does not exist when the query begins; a topic deleted later is left out.
+        Raises `ApiError` if the brokers name fewer partitions than the query knows of a topic that cannot shrink.
         """
-        return self._run(self._read())
+        return self._run(self._read(known))
 
     def bound(self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str) -> dict[str, dict[int, int]]:
         """Resolve a start or an end to an offset for every partition; `name` is the option's, for errors."""
@@ -142,12 +147,13 @@ class SnapshotReader:
         except (ConnectionError, TimeoutError) as error:
             raise UnreachableError(f"{SERVERS} is {self._options.servers}: {error}") from error
 
-    async def _read(self) -> dict[str, TopicSnapshot]:
+    async def _read(self, known: Offsets) -> dict[str, TopicSnapshot]:
         now = self._clock()
         if now - self._asked_at > METADATA_AGE_MAX_S:
             await self._refresh_with_retries()
             self._asked_at = now
-        snapshots = await asyncio.gather(*(self._read_topic(name) for name in self._names))
+        names = [*self._names, *self._unlisted(known)]
+        snapshots = await asyncio.gather(*(self._read_topic(name, known.get(name)) for name in names))
         self._began = True
         return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
 
@@ -182,9 +188,16 @@ class SnapshotReader:
             if info is None or isinstance(info, ApiError) or (info.topic_id, info.epochs, info.leaders) != known:
                 del self._views[name]
 
-    async def _read_topic(self, name: str) -> TopicSnapshot | None:
+    def _unlisted(self, known: Offsets) -> list[str]:
+        """Return the topics with offsets that match the pattern and are not in the broker's list."""
+        pattern, others = self._options.pattern, sorted(known.keys() - set(self._names))
+        return list(filter(_matcher(pattern), others)) if others and pattern is not None else []
+
+    async def _read_topic(self, name: str, known: TopicOffsets | None) -> TopicSnapshot | None:
         try:
-            return await self._with_retries(name, self._ends)
+            return await self._with_retries(
+                name, lambda view: self._snapshot(view, known), is_expected=known is not None
+            )
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
@@ -200,7 +213,14 @@ class SnapshotReader:
         sentences = (f"{option} names topic '{name}', which does not exist.", question, create)
         return OptionError(" ".join(filter(None, sentences)))
 
-    async def _ends(self, view: TopicView) -> TopicSnapshot:
+    async def _snapshot(self, view: TopicView, known: TopicOffsets | None) -> TopicSnapshot:
+        missing = missing_of(known, view.topic_id.hex, view.leaders.keys(), elastic=view.elastic)
+        if missing:
+            raise ApiError(
+                ErrorCode.LEADER_NOT_AVAILABLE,
+                f"the brokers name no partition {missing[0]} of topic {view.name}, which had it before: they have not "
+                "heard of it yet. If the topic was created again, start the query with a new checkpointLocation",
+            )
         starts, ends = await asyncio.gather(self._offsets(view, EARLIEST), self._offsets(view, LATEST))
         ordered = self._options.ordered and view.ordered
         later = {partition: max(end, starts[partition]) for partition, end in ends.items()}
@@ -216,8 +236,13 @@ class SnapshotReader:
             elastic=view.elastic,
         )
 
-    async def _with_retries(self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]]) -> R:
-        """Query a topic; after a retriable error, refresh its view and retry."""
+    async def _with_retries(
+        self, name: str, ask: Callable[[TopicView], Coroutine[Any, Any, R]], *, is_expected: bool = True
+    ) -> R:
+        """Query a topic; after a retriable error, refresh its view and retry.
+
+        A topic that is expected to exist is asked for again where a broker does not know it.
+        """
         options = self._options
         for attempt in range(options.snapshot_retries + 1):
             if attempt:
@@ -226,15 +251,15 @@ class SnapshotReader:
             if view is None:
                 try:
                     view = self._views[name] = await self._cluster.view(name)
-                except ConnectionError:
-                    if attempt == options.snapshot_retries:
+                except (ApiError, ConnectionError) as error:
+                    if attempt == options.snapshot_retries or not _may_pass(error, is_expected=is_expected):
                         raise
                     continue
             try:
                 return await ask(view)
             except (ApiError, ConnectionError) as error:
                 self._views.pop(name, None)
-                if attempt == options.snapshot_retries or (isinstance(error, ApiError) and not error.retriable):
+                if attempt == options.snapshot_retries or not _may_pass(error):
                     raise
         raise AssertionError
 
@@ -295,6 +320,12 @@ class SnapshotReader:
                 "an earlier time, or set startingOffsetsByTimestampStrategy to latest to begin at the end."
             )
         return snapshot.ends[partition]
+
+
+def _may_pass(error: ApiError | ConnectionError, *, is_expected: bool = True) -> bool:
+    if not isinstance(error, ApiError):
+        return True
+    return error.retriable and (is_expected or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
 def _is_start(name: str) -> bool:

@@ -65,13 +65,12 @@ from anabranch.spark.pushdown import Pushed
 from anabranch.spark.reader import ReadSettings, read_task
 from anabranch.spark.sink.options import parse as parse_sink
 from anabranch.spark.sink.writer import BatchWriter, StreamWriter
-from anabranch.spark.snapshot import SnapshotReader
+from anabranch.spark.snapshot import NO_OFFSETS, SnapshotReader
 from anabranch.spark.workers import Sent, set_imports_aside
 
 FORMAT = "anabranch"
 OWN, GROUP = "", "group"
 """In the offsets of a query, beside its topics: what is its own, and of that the end of its group's name."""
-NO_POSITIONS: Mapping[str, Mapping[int, int]] = {}
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 SPARK_TYPES: dict[str, DataType] = {
@@ -306,10 +305,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._own = {GROUP: uuid4().hex[:12]}
         """What is the query's own, unless its offsets say otherwise."""
 
-    def _read_snapshots(self, positions: Mapping[str, Mapping[int, int]] = NO_POSITIONS) -> Mapping[str, TopicSnapshot]:
+    def _read_snapshots(self, known: Offsets = NO_OFFSETS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
             self._snapshot_reader = SnapshotReader(self.options)
-        self._snapshots = self._snapshot_reader.with_high_watermarks(self._snapshot_reader.read(), positions)
+        positions = {topic: each.offsets for topic, each in known.items()}
+        self._snapshots = self._snapshot_reader.with_high_watermarks(self._snapshot_reader.read(known), positions)
         return self._snapshots
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -338,7 +338,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the end of the micro-batch that begins at `start`; `start` itself if no record can be read."""
         known = _from_json(start, self.options)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        snapshots = self._read_snapshots({topic: each.offsets for topic, each in known.items()})
+        snapshots = self._read_snapshots(known)
         with collector_paused():
             reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
         self._report(reach.losses)
@@ -361,6 +361,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the current log ends."""
         self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
+        self._snapshots = None  # They were read without the query's offsets, which are not known yet.
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
@@ -368,7 +369,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         begin = begun_of(_from_json(start, self.options), finish)
         snapshots = self._snapshots
         if snapshots is None:
-            snapshots = self._read_snapshots({topic: each.offsets for topic, each in finish.items()})
+            snapshots = self._read_snapshots(finish)
         begin, there = _still_there(begin, snapshots), _still_there(finish, snapshots)
         self._report(lost_between(snapshots, begin, finish))
         first = {topic: known.offsets for topic, known in begin.items()}

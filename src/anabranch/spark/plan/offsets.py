@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,10 +103,24 @@ class TopicOffsets:
 
     def is_of(self, snapshot: TopicSnapshot) -> bool:
         """Whether these are offsets of the topic itself, not of one of this name that was deleted."""
-        return not self.topic_id or not snapshot.topic_id or self.topic_id == snapshot.topic_id
+        return self.is_of_id(snapshot.topic_id)
+
+    def is_of_id(self, topic_id: str) -> bool:
+        """The same by the id that brokers name."""
+        return not self.topic_id or not topic_id or self.topic_id == topic_id
 
 
 Offsets = Mapping[str, TopicOffsets]
+
+
+def missing_of(known: TopicOffsets | None, topic_id: str, existing: Collection[int], *, elastic: bool) -> Sequence[int]:
+    """Return the partitions that a query knows of a topic and metadata do not name, where none is ever removed.
+
+    Elastic topics lose partitions, and the leaders refuse who asks with metadata of before.
+    """
+    if known is None or elastic or not known.is_of_id(topic_id):
+        return ()
+    return sorted({*known.offsets, *range(known.partitions or 0)} - {*existing})
 
 
 def offsets_to_json(offsets: Offsets) -> dict[str, Any]:

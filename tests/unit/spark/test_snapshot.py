@@ -1,0 +1,149 @@
+"""Snapshots from brokers that have heard of topics and partitions late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from anabranch.base.errors import ApiError
+from anabranch.protocol.messages.list_offsets import (
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from anabranch.protocol.messages.metadata import MetadataRequest
+from anabranch.spark.options import EARLIEST, OptionError, parse
+from anabranch.spark.plan import TopicOffsets, missing_of, offsets_from_json
+from anabranch.spark.snapshot import SnapshotReader
+from anabranch.spark.source import StreamReader, full_schema
+from tests.support.scripted_broker import ScriptedBroker, topic_id
+
+ID = topic_id("t").hex
+KNOWN = {"t": TopicOffsets({0: 9, 1: 9, 2: 9, 3: 9}, ID, 1, removed={}, partitions=4)}
+RETRIES = 3
+
+
+def brokers(*counts: int | None) -> ScriptedBroker:
+    """Answer requests for metadata one after the other, each time with so many partitions of topic `t`, or no topic."""
+    broker = ScriptedBroker()
+    left = list(counts)
+
+    def answer(request: MetadataRequest) -> Any:
+        count = left.pop(0) if len(left) > 1 else left[0]
+        broker.topics = {} if count is None else {"t": count}
+        return broker._metadata(request)
+
+    def offsets(request: ListOffsetsRequest) -> ListOffsetsResponse:
+        return ListOffsetsResponse(
+            topics=[
+                ListOffsetsTopicResponse(
+                    name=topic.name,
+                    partitions=[
+                        ListOffsetsPartitionResponse(
+                            partition_index=each.partition_index, offset=0 if each.timestamp == EARLIEST else 12
+                        )
+                        for each in topic.partitions
+                    ],
+                )
+                for topic in request.topics
+            ]
+        )
+
+    broker.on(MetadataRequest, answer)
+    broker.on(ListOffsetsRequest, offsets)
+    return broker
+
+
+@contextmanager
+def reading(broker: ScriptedBroker, **given: str) -> Iterator[SnapshotReader]:
+    named = {"subscribe": "t"} if "subscribePattern" not in given else {}
+    retries = {"fetchOffset.numRetries": str(RETRIES), "fetchOffset.retryIntervalMs": "0"}
+    reader = SnapshotReader(parse({"bootstrap.servers": "broker:9092", **named, **retries, **given}))
+    reader._cluster = broker.cluster()
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribePattern": "t.*"}], ids=str)
+@pytest.mark.parametrize("counts", [(2, 2, 4), (2, 2, 2, 2, 4), (None, None, 4), (4, None, None, 2, 4)], ids=str)
+def test_brokers_that_know_less_than_the_query_are_asked_again(
+    counts: tuple[int | None, ...], given: dict[str, str]
+) -> None:
+    with reading(brokers(*counts), **given) as reader:
+        assert reader.read(KNOWN)["t"].ends == dict.fromkeys(range(4), 12)
+
+
+def test_partitions_that_no_broker_names_any_more_are_not_given_up() -> None:
+    broker = brokers(2)
+    with (
+        reading(broker) as reader,
+        pytest.raises(ApiError, match="name no partition 2 of topic t, which had it before"),
+    ):
+        reader.read(KNOWN)
+    assert len(broker.requests(MetadataRequest)) == 1 + 1 + RETRIES
+
+
+@pytest.mark.parametrize("given", [{}, {"subscribePattern": "t.*"}], ids=str)
+def test_a_topic_that_no_broker_knows_any_more_counts_as_deleted(given: dict[str, str]) -> None:
+    broker = brokers(4, 4, None)
+    with reading(broker, **given) as reader:
+        assert reader.read().keys() == {"t"}
+        reader._asked_at = float("-inf")
+        assert reader.read(KNOWN) == {}
+        assert len(broker.requests(MetadataRequest)) == 2 + 1 + 1 + RETRIES
+        # It is not waited for where the query has no offsets of it.
+        assert reader.read() == {}
+
+
+def test_a_topic_that_does_not_exist_when_the_query_begins_is_refused_at_once() -> None:
+    broker = brokers(None)
+    with reading(broker) as reader, pytest.raises(OptionError, match="topic 't', which does not exist"):
+        reader.read()
+    assert len(broker.requests(MetadataRequest)) == 3, "one for the list, one for the topic, one for what there is"
+
+
+def test_a_query_stays_in_partitions_that_one_broker_does_not_name() -> None:
+    """They would come back as new ones, and be read again from offset 0."""
+    broker = brokers(4, 4, 2, 2, 4)
+    options = {"fetchOffset.retryIntervalMs": "0", "startingOffsets": "earliest"}
+    stream = StreamReader(
+        parse({"bootstrap.servers": "broker:9092", "subscribe": "t", **options}), full_schema(headers=False)
+    )
+    with reading(broker) as reader:
+        stream._snapshot_reader = reader
+        start = stream.initialOffset()
+        end = stream.latestOffset(start, stream.getDefaultReadLimit())
+        assert offsets_from_json(end)["t"].offsets == dict.fromkeys(range(4), 12)
+        reader._asked_at = float("-inf")
+        assert stream.latestOffset(end, stream.getDefaultReadLimit()) == end
+        # Nor is a planned micro-batch run without them, when a query is restarted for what is available.
+        broker.on(MetadataRequest, brokers(2, 2, 2, 4).answer)
+        reader._asked_at = float("-inf")
+        stream.prepareForTriggerAvailableNow()
+        tasks = stream.partitions(start, end)
+        assert sorted(read.partition for task in tasks for read in task.value.reads) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("known", "existing", "elastic", "missing"),
+    [
+        (KNOWN["t"], {0, 1}, False, [2, 3]),
+        (KNOWN["t"], {0, 1, 2, 3, 4}, False, []),
+        (TopicOffsets({0: 9}, ID, 1, partitions=3), {0, 1}, False, [2]),
+        (TopicOffsets({1: 9}, ID, 1), {0}, False, [1]),
+        # Partitions of elastic topics are removed; another topic has its own; and a query that begins knows none.
+        (KNOWN["t"], {0, 1}, True, []),
+        (TopicOffsets({1: 9}, "other", 1), {0}, False, []),
+        (None, {0}, False, []),
+    ],
+)
+def test_which_partitions_a_broker_must_name(
+    known: TopicOffsets | None, existing: set[int], elastic: bool, missing: list[int]
+) -> None:
+    assert list(missing_of(known, ID, existing, elastic=elastic)) == missing
