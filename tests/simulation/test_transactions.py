@@ -228,7 +228,7 @@ class World:
         return b"".join(bytes(part.view()) for part in slices if isinstance(part, Slice))
 
     def deliver(self, effect: WriteMarkers) -> None:
-        if all(known is not effect and known != effect for known, _ in self.deliveries):
+        if self.shard.machine.awaits(effect) and all(known != effect for known, _ in self.deliveries):
             self.deliveries.append((effect, set(effect.partitions)))
 
     def crash_coordinator(self) -> None:

@@ -6,7 +6,10 @@ The rules:
 - the decision (PREPARE) is durable before the first marker is written: `WriteMarkers` is an effect, and effects are
   performed after the records. So either no partition has a marker, or all will get the same one, but for those that
   need none: a coordinator that is loaded anew asks again for the markers of every transaction that is prepared;
-- a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere;
+- markers are sent only while their transaction waits for them (`awaits`): an effect may be performed, and a delivery
+  may end, when the next transaction of the same producer epoch has begun, and a marker would end that one;
+- a producer that was replaced, or took too long, has an epoch below the one here, and is refused everywhere; the last
+  epoch of all is given to no producer, it is for fencing;
 - what transactions take in memory has a budget over all shards; what would pass it is refused, what is open can end;
 - no decision looks at all ids, or at more partitions than one transaction may hold and some: what many ids need, after
   their timeouts or a load, is decided for some at a time, by timers that ring at once while there are more;
@@ -65,11 +68,15 @@ PRODUCER_FENCED_SINCE = 2
 
 @dataclass(frozen=True, slots=True)
 class WriteMarkers:
-    """Write the end of a transaction into all its partitions, then submit `markers_written`; retry until it is done."""
+    """Write the end of a transaction into all its partitions, then submit `markers_written`; retry until it is done.
+
+    Those of two transactions are never equal.
+    """
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
+    started_ms: int
     commit: bool
     partitions: frozenset[TopicPartition]
 
@@ -279,12 +286,17 @@ class Coordinator:
 
     def markers_written(self, written: WriteMarkers, now_ms: int) -> Outcome[None, TransactionRecord]:
         """Record that every partition has its marker. The report may be late or repeated."""
-        known = self._transactions.get(written.transactional_id)
-        if known is None or not known.state.prepared or self._markers(written.transactional_id, known) != written:
+        if not self.awaits(written):
             return Outcome(reply=None)
-        return self._outcome(None, [(written.transactional_id, known.completed(now_ms))])
+        name = written.transactional_id
+        return self._outcome(None, [(name, self._transactions[name].completed(now_ms))])
 
     # -- reading ---------------------------------------------------------------------------------------------------
+
+    def awaits(self, markers: WriteMarkers) -> bool:
+        """Whether a decided transaction waits for just these markers."""
+        known = self._transactions.get(markers.transactional_id)
+        return known is not None and known.state.prepared and self._markers(markers.transactional_id, known) == markers
 
     def verify(
         self, transactional_id: str, producer_id: int, producer_epoch: int, partition: TopicPartition
@@ -382,6 +394,7 @@ class Coordinator:
             transactional_id=name,
             producer_id=prepared.producer_id,
             producer_epoch=prepared.producer_epoch,
+            started_ms=prepared.started_ms,
             commit=prepared.state is TransactionState.PREPARE_COMMIT,
             partitions=prepared.partitions,
         )

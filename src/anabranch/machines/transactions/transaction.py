@@ -14,6 +14,8 @@ EPOCH_MAX = 32_767
 EPOCH_EXHAUSTED = EPOCH_MAX - 1
 """The last epoch that a producer may have: the one above is left for fencing it."""
 NOT_STARTED = -1
+AHEAD_MAX_MS = 1_000
+"""How far the beginning of a transaction may be ahead of the clock, where many begin in a millisecond."""
 OWN_SIZE = 900
 PARTITION_SIZE = 160
 """Bytes of memory of a transactional id beside its name, and of each partition that its transaction holds."""
@@ -77,9 +79,13 @@ class Transaction:
         """Let it hold these partitions too; the first ones begin it."""
         begun = self.state is not TransactionState.ONGOING
         held = frozenset(partitions) if begun else self.partitions | frozenset(partitions)
-        return replace(
-            self._after(TransactionEvent.GREW, now_ms), partitions=held, started_ms=now_ms if begun else self.started_ms
-        )
+        started_ms = self._next_start(now_ms) if begun else self.started_ms
+        return replace(self._after(TransactionEvent.GREW, now_ms), partitions=held, started_ms=started_ms)
+
+    def _next_start(self, now_ms: int) -> int:
+        """When a transaction that begins now began: later than the one before, from which it is told by this."""
+        # A beginning far ahead is by a clock that was wrong, before this broker started.
+        return self.started_ms + 1 if 0 <= self.started_ms - now_ms < AHEAD_MAX_MS else now_ms
 
     def ended(self, now_ms: int, *, commit: bool) -> Transaction:
         """Decide it."""

@@ -7,13 +7,20 @@ marker is sent again, at growing intervals.
 Deliveries have their turns: each sends markers to some of its partitions, and then the next one does. The markers that
 are on their way are bounded over all deliveries, so that none waits for all partitions of a large one, and all of them
 together take no more than a share of the loop and of memory.
+
+A partition answers when its log is synced, and the logs are synced side by side. One of the group coordinators' topic
+may take seconds: its shard decides other things first. So each of these has places of its own, and what waits for them
+are those transactions alone that have offsets there.
+
+A delivery ends when the coordinator has recorded that the markers are written, and not before: until then the decision
+may be asked for again, as the coordinator still waits for them, and a second delivery would be late for the first.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import nsmallest
 from itertools import islice
 from time import monotonic
@@ -40,6 +47,8 @@ SENT_AT_A_TIME = 100
 """Markers that a delivery sends before the next one has its turn."""
 ON_THEIR_WAY_MAX = 1_000
 """Markers, of all deliveries, that are sent and not answered yet, from which on no further ones are sent."""
+ON_THEIR_WAY_TO_SHARD_MAX = 100
+"""As `ON_THEIR_WAY_MAX`, for the markers that go to one shard of the group coordinators."""
 RETRY_S = 0.02
 RETRY_MAX_S = 2.0
 WARNING_INTERVAL_S = 30.0
@@ -51,98 +60,116 @@ FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COOR
 class _Delivery:
     """One decided transaction; in each attempt all partitions are asked that have no marker yet."""
 
-    __slots__ = (
-        "_left",
-        "coordinator_epoch",
-        "decided",
-        "delay_s",
-        "on_delivered",
-        "on_their_way",
-        "reason",
-        "undelivered",
-        "unsent",
-    )
+    __slots__ = ("coordinator_epoch", "decided", "delay_s", "reason", "report", "unanswered", "undelivered")
 
-    def __init__(self, decided: WriteMarkers, coordinator_epoch: int, on_delivered: Callable[[], None]) -> None:
+    def __init__(self, decided: WriteMarkers, coordinator_epoch: int, report: Callable[[], bool]) -> None:
         self.decided = decided
         self.coordinator_epoch = coordinator_epoch
-        self.on_delivered = on_delivered
+        self.report = report
         self.delay_s = RETRY_S
-        self.begin(decided.partitions)
-
-    def begin(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin an attempt."""
-        self._left: Iterator[TopicPartition] = iter(partitions)
-        self.unsent = len(partitions)
-        self.on_their_way = 0
+        self.unanswered = 0
+        """Partitions of the attempt that have not answered."""
         self.undelivered: list[TopicPartition] = []
+        """Partitions that have answered, and have no marker."""
         self.reason: Exception | None = None
+
+
+class _Part:
+    """The partitions of an attempt that are sent in one lane."""
+
+    __slots__ = ("_left", "delivery", "unsent")
+
+    def __init__(self, delivery: _Delivery, partitions: Collection[TopicPartition]) -> None:
+        self.delivery = delivery
+        self.unsent = len(partitions)
+        self._left = iter(partitions)
 
     def take(self) -> list[TopicPartition]:
         """The partitions that have their turn."""
         some = list(islice(self._left, SENT_AT_A_TIME))
         self.unsent -= len(some)
-        self.on_their_way += len(some)
         return some
 
-    @property
-    def is_answered(self) -> bool:
-        """Whether the attempt is over."""
-        return not self.unsent and not self.on_their_way
+
+class _Lane:
+    """Markers that have their places together, with the parts to be sent in the order of their turns."""
+
+    __slots__ = ("line", "on_their_way", "places")
+
+    def __init__(self, places: int) -> None:
+        self.places = places
+        self.on_their_way = 0
+        self.line: deque[_Part] = deque()
 
 
 class Deliveries:
     """The decided transactions with markers still to be written."""
 
-    def __init__(self, peers: MarkerPeers, view: ClusterView) -> None:
+    def __init__(self, peers: MarkerPeers, view: ClusterView, groups_topic: str) -> None:
+        """`groups_topic`: that of the group coordinators."""
         self._peers = peers
         self._view = view
+        self._groups_topic = groups_topic
         self._deliveries: dict[WriteMarkers, _Delivery] = {}
-        self._line: deque[_Delivery] = deque()
-        """Those with markers to be sent, in the order of their turns."""
-        self._on_their_way = 0
+        self._lane = _Lane(ON_THEIR_WAY_MAX)
+        self._shard_lanes: dict[TopicPartition, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pauses: dict[_Delivery, asyncio.TimerHandle] = {}
-        """The ends of the pauses before the next attempts."""
+        """The ends of the pauses before the next attempts, and the next reports."""
         self._warnings = EventLimit(WARNING_INTERVAL_S)
         self._refusals = EventLimit(WARNING_INTERVAL_S, NAMED_MAX)
 
     def __len__(self) -> int:
         return len(self._deliveries)
 
-    def begin(self, decided: WriteMarkers, coordinator_epoch: int, on_delivered: Callable[[], None]) -> None:
-        """Deliver in the background, unless that is being done; `on_delivered` is called when all markers are durable.
+    def begin(self, decided: WriteMarkers, coordinator_epoch: int, report: Callable[[], bool]) -> None:
+        """Deliver in the background, unless that is being done; `report` is called when all markers are durable.
 
-        `coordinator_epoch` is the leader epoch of the coordinator's partition: later ones fence earlier ones.
+        It returns whether the coordinator has recorded that; otherwise it is called again later. `coordinator_epoch` is
+        the leader epoch of the coordinator's partition: later ones fence earlier ones.
         """
         if decided not in self._deliveries:
-            delivery = self._deliveries[decided] = _Delivery(decided, coordinator_epoch, on_delivered)
-            self._line.append(delivery)
-            self._send()
+            delivery = self._deliveries[decided] = _Delivery(decided, coordinator_epoch, report)
+            self._attempt(delivery, decided.partitions)
 
     def cancel(self) -> None:
         """Stop delivering: the coordinator asks again after the next start."""
         self._deliveries.clear()
-        self._line.clear()
+        self._lane = _Lane(ON_THEIR_WAY_MAX)
+        self._shard_lanes.clear()
         for pause in self._pauses.values():
             pause.cancel()
         self._pauses.clear()
         for task in self._tasks:
             task.cancel()
 
-    def _send(self) -> None:
+    def _attempt(self, delivery: _Delivery, asked: Collection[TopicPartition]) -> None:
+        """Begin an attempt."""
+        delivery.unanswered, delivery.undelivered, delivery.reason = len(asked), [], None
+        for_shards = [partition for partition in asked if partition.topic == self._groups_topic]
+        others = asked if not for_shards else [it for it in asked if it.topic != self._groups_topic]
+        for partition in for_shards:
+            lane = self._shard_lanes.setdefault(partition, _Lane(ON_THEIR_WAY_TO_SHARD_MAX))
+            lane.line.append(_Part(delivery, [partition]))
+            self._send(lane)
+        if others or not for_shards:  # A log of another broker may have a decided transaction without partitions.
+            self._lane.line.append(_Part(delivery, others))
+            self._send(self._lane)
+
+    def _send(self, lane: _Lane) -> None:
         """Send markers, as many as may be on their way."""
-        while self._line and self._on_their_way < ON_THEIR_WAY_MAX:
-            delivery = self._line.popleft()
-            some = delivery.take()
-            if delivery.unsent:
-                self._line.append(delivery)
-            self._on_their_way += len(some)
-            task = asyncio.get_running_loop().create_task(self._deliver(delivery, some), name="write markers")
+        while lane.line and lane.on_their_way < lane.places:
+            part = lane.line.popleft()
+            some = part.take()
+            if part.unsent:
+                lane.line.append(part)
+            lane.on_their_way += len(some)
+            work = self._deliver(lane, part.delivery, some)
+            task = asyncio.get_running_loop().create_task(work, name="write markers")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, delivery: _Delivery, some: Sequence[TopicPartition]) -> None:
+    async def _deliver(self, lane: _Lane, delivery: _Delivery, some: Sequence[TopicPartition]) -> None:
         """Send the markers for some partitions."""
         undelivered = some
         try:
@@ -150,34 +177,37 @@ class Deliveries:
             undelivered = self._undelivered(delivery.decided, some, response)
         except Exception as error:  # Ours or the disk's: the transaction stays open until its markers are written.
             delivery.reason = error
-        self._on_their_way -= len(some)
-        delivery.on_their_way -= len(some)
+        lane.on_their_way -= len(some)
+        delivery.unanswered -= len(some)
         delivery.undelivered += undelivered
-        if delivery.is_answered and delivery.decided in self._deliveries:
+        if not delivery.unanswered and delivery.decided in self._deliveries:
             self._attempted(delivery)
-        self._send()
+        self._send(lane)
 
     def _attempted(self, delivery: _Delivery) -> None:
-        """All partitions have answered: end, or begin again after a pause."""
-        if delivery.undelivered:
-            self._warn(delivery.decided, delivery.undelivered, delivery.reason)
-            delivery.begin(delivery.undelivered)
-            loop = asyncio.get_running_loop()
-            self._pauses[delivery] = loop.call_later(
-                delivery.delay_s, timed(loop, "coordinator", self._resume), delivery
-            )
-            delivery.delay_s = min(delivery.delay_s * 2, RETRY_MAX_S)
+        """All partitions have answered: end, or go on after a pause."""
+        if not delivery.undelivered and self._is_recorded(delivery):
+            del self._deliveries[delivery.decided]
             return
-        del self._deliveries[delivery.decided]
+        if delivery.undelivered or delivery.reason is not None:
+            self._warn(delivery.decided, delivery.undelivered, delivery.reason)
+        loop = asyncio.get_running_loop()
+        self._pauses[delivery] = loop.call_later(delivery.delay_s, timed(loop, "coordinator", self._resume), delivery)
+        delivery.delay_s = min(delivery.delay_s * 2, RETRY_MAX_S)
+
+    def _is_recorded(self, delivery: _Delivery) -> bool:
         try:
-            delivery.on_delivered()
+            return delivery.report()
         except Exception as error:  # Ours. The others are delivered all the same.
-            events.error("markers not written", transactional_id=delivery.decided.transactional_id, exception=error)
+            delivery.reason = error
+            return False
 
     def _resume(self, delivery: _Delivery) -> None:
         del self._pauses[delivery]
-        self._line.append(delivery)
-        self._send()
+        if delivery.undelivered:
+            self._attempt(delivery, delivery.undelivered)
+        else:
+            self._attempted(delivery)
 
     def _warn(self, decided: WriteMarkers, left: Collection[TopicPartition], reason: Exception | None) -> None:
         suppressed = self._warnings.admit(asyncio.get_running_loop().time())

@@ -117,6 +117,11 @@ class Shard(Generic[MachineT, RecordT]):
         return self.state is ShardState.ACTIVE
 
     @property
+    def is_busy(self) -> bool:
+        """Whether something is decided in a thread, so that what comes now waits in line."""
+        return self._turns.busy
+
+    @property
     def machine(self) -> MachineT:
         """The machine, to be read. ApiError when the shard is not active."""
         if self.state is not ShardState.ACTIVE:

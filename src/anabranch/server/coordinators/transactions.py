@@ -2,11 +2,16 @@
 
 When the markers of a decided transaction are durable, its shard records that. If the shard fails meanwhile, its machine
 begins the delivery again once it is loaded.
+
+A marker that comes late ends the next transaction of its producer half way. So markers are delivered only while their
+transaction waits for them: a delivery begins only if it does at that moment, whatever it did when the effect was
+decided, and it ends in the same step in which the shard records it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +20,9 @@ from anabranch.base.ids import TopicPartition
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.server.cluster.peers import MarkerPeers
 from anabranch.server.coordinators.deliveries import Deliveries
+from anabranch.server.coordinators.groups import TOPIC as GROUPS_TOPIC
 from anabranch.server.coordinators.record_codec import RecordCodec
+from anabranch.server.coordinators.shard import Shard
 from anabranch.server.coordinators.shard_set import ShardServices, ShardSet
 from anabranch.server.settings import Settings
 
@@ -75,7 +82,7 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
             modules=("anabranch.machines.transactions.coordinator",),
             services=services,
         )
-        self._deliveries = Deliveries(peers, services.view)
+        self._deliveries = Deliveries(peers, services.view, GROUPS_TOPIC)
         self._broker_settings = settings
         self._warnings = EventLimit(WARNING_INTERVAL_S)
 
@@ -149,11 +156,19 @@ class Transactions(ShardSet["Coordinator", "TransactionRecord"]):
 
     def _perform(self, effect: WriteMarkers) -> None:
         shard = self.shard_of(effect.transactional_id)
-        self._deliveries.begin(
-            effect,
-            shard.partition.leader_epoch,
-            lambda: shard.tell(lambda machine, now_ms: machine.markers_written(effect, now_ms)),
-        )
+        if shard.active and shard.machine.awaits(effect):
+            self._deliveries.begin(effect, shard.partition.leader_epoch, partial(_record, shard, effect))
+
+
+def _record(shard: Shard[Coordinator, TransactionRecord], written: WriteMarkers) -> bool:
+    """Have a shard record that all markers are written; False while that would wait in its line.
+
+    A shard that is not active does not: it will have the markers delivered again when it is loaded.
+    """
+    if shard.is_busy:
+        return False
+    shard.tell(lambda machine, now_ms: machine.markers_written(written, now_ms))
+    return True
 
 
 def _codec() -> RecordCodec[TransactionRecord]:

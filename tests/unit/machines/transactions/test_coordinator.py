@@ -169,13 +169,13 @@ def test_a_transaction_from_its_first_partition_to_its_markers(world: World) -> 
     assert world.end(producer) is OK
     assert world.state() == "PrepareCommit"
     assert world.markers == [
-        WriteMarkers("t", 7, 0, commit=True, partitions=held(0, 1, 3) | {TopicPartition("__consumer_offsets", 17)})
+        WriteMarkers("t", 7, 0, 1_000, True, held(0, 1, 3) | {TopicPartition("__consumer_offsets", 17)})
     ]
     world.write_markers()
     assert world.state() == "CompleteCommit"
     assert world.add(producer, 2) is OK
     assert world.end(producer, commit=False) is OK
-    assert world.write_markers() == [WriteMarkers("t", 7, 0, commit=False, partitions=held(2))]
+    assert world.write_markers() == [WriteMarkers("t", 7, 0, 1_001, False, held(2))]
     assert world.state() == "CompleteAbort"
     assert replayed(world.journal) == world.machine
 
@@ -215,7 +215,7 @@ def test_a_second_producer_fences_the_first_and_aborts_what_it_left_open(world: 
     assert world.add(old, 1) is ErrorCode.PRODUCER_FENCED
     assert world.end(old) is ErrorCode.PRODUCER_FENCED
     assert world.init()[0] is ErrorCode.CONCURRENT_TRANSACTIONS
-    assert world.write_markers() == [WriteMarkers("t", 7, 1, commit=False, partitions=held(0))]
+    assert world.write_markers() == [WriteMarkers("t", 7, 1, 1_000, False, held(0))]
     assert world.init() == (OK, Producer(7, 2))
 
 
@@ -328,7 +328,7 @@ def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced(wo
     assert world.state() == "Ongoing"
     world.advance(1_000)
     assert world.state() == "PrepareAbort"
-    assert world.write_markers() == [WriteMarkers("t", 7, 1, commit=False, partitions=held(0, 1))]
+    assert world.write_markers() == [WriteMarkers("t", 7, 1, 1_000, False, held(0, 1))]
     assert world.end(producer) is ErrorCode.PRODUCER_FENCED
     assert world.init() == (OK, Producer(7, 2))
 
@@ -480,6 +480,36 @@ def test_markers_that_were_written_for_an_earlier_transaction_complete_no_other(
     world.end(producer, commit=False)
     world.perform(world.machine.markers_written(late, world.now_ms))
     assert world.state() == "PrepareAbort"
+
+
+def test_of_two_transactions_that_are_alike_the_markers_are_not_equal(world: World) -> None:
+    _, producer = world.init()
+    ended = []
+    for _ in range(4):  # Within a millisecond.
+        world.add(producer, 0)
+        assert not any(map(world.machine.awaits, ended))
+        world.end(producer)
+        (markers,) = world.markers
+        assert world.machine.awaits(markers)
+        for earlier in ended:
+            assert not world.machine.awaits(earlier)
+            world.perform(world.machine.markers_written(earlier, world.now_ms))
+        assert world.state() == "PrepareCommit"
+        ended += world.write_markers()
+    assert not any(map(world.machine.awaits, ended))
+
+
+def test_a_transaction_after_one_by_a_clock_that_was_ahead_begins_now(world: World) -> None:
+    world.now_ms += 10**9
+    _, producer = world.init(timeout_ms=5_000)
+    world.add(producer, 0)
+    world.end(producer)
+    world.write_markers()
+    world.now_ms -= 10**9
+    world.crash()
+    world.add(producer, 0)
+    world.advance(6_000)
+    assert world.state() == "PrepareAbort", "its readers would wait for days"
 
 
 # Reading.

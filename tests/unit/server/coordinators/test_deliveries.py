@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -25,6 +26,7 @@ from anabranch.server.cluster.view import ClusterView
 from anabranch.server.coordinators.deliveries import (
     NAMED_MAX,
     ON_THEIR_WAY_MAX,
+    ON_THEIR_WAY_TO_SHARD_MAX,
     RETRY_MAX_S,
     RETRY_S,
     SENT_AT_A_TIME,
@@ -34,7 +36,8 @@ from tests.simulation.virtual_time import run
 from tests.unit.machines.controller.transcript import Cluster
 
 OK = ErrorCode.NONE
-DECIDED = WriteMarkers("tx", 7, 3, True, frozenset({TopicPartition("t", 0), TopicPartition("t", 1)}))
+GROUPS = "__consumer_offsets"
+DECIDED = WriteMarkers("tx", 7, 3, 1_000, True, frozenset({TopicPartition("t", 0), TopicPartition("t", 1)}))
 
 
 class Leaders:
@@ -47,6 +50,8 @@ class Leaders:
 
     async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
         (marker,) = request.markers
+        if not marker.topics:
+            return WriteTxnMarkersResponse(markers=[])
         (topic,) = marker.topics
         attempt, numbers = len(self.attempts), list(topic.partition_indexes)
         self.attempts.append((asyncio.get_running_loop().time(), numbers))
@@ -69,9 +74,14 @@ def deliver(leaders: Leaders, view: ClusterView, *, until_s: float = 60.0) -> bo
 
     async def story() -> bool:
         delivered: list[bool] = []
-        deliveries = Deliveries(leaders, view)
-        deliveries.begin(DECIDED, 5, lambda: delivered.append(True))
-        deliveries.begin(DECIDED, 5, lambda: delivered.append(True))
+
+        def report() -> bool:
+            delivered.append(True)
+            return True
+
+        deliveries = Deliveries(leaders, view, GROUPS)
+        deliveries.begin(DECIDED, 5, report)
+        deliveries.begin(DECIDED, 5, report)
         assert len(deliveries) == 1, "a second request for the same delivery begins nothing"
         await asyncio.sleep(until_s)
         assert len(deliveries) == (0 if delivered else 1)
@@ -94,6 +104,11 @@ def test_only_what_failed_is_tried_again_at_growing_intervals() -> None:
     pauses = [round(later - sooner, 6) for sooner, later in itertools.pairwise(times)]
     assert (pauses[0], pauses[-1]) == (RETRY_S, RETRY_MAX_S)
     assert pauses == sorted(pauses)
+
+
+def test_a_transaction_without_partitions_ends() -> None:
+    leaders = Slow(0.01)
+    assert written_when_delivered(leaders, replace(DECIDED, partitions=frozenset())) == {"tx": 0}
 
 
 def test_a_partition_that_knows_of_a_later_epoch_is_not_asked_again() -> None:
@@ -172,7 +187,7 @@ class Slow(Leaders):
 
 
 def large(name: str, count: int) -> WriteMarkers:
-    return WriteMarkers(name, 7, 3, True, frozenset(TopicPartition("t", number) for number in range(count)))
+    return WriteMarkers(name, 7, 3, 1_000, True, frozenset(TopicPartition("t", number) for number in range(count)))
 
 
 def written_when_delivered(leaders: Slow, *decided: WriteMarkers) -> dict[str, int]:
@@ -180,10 +195,14 @@ def written_when_delivered(leaders: Slow, *decided: WriteMarkers) -> dict[str, i
 
     async def story() -> dict[str, int]:
         found: dict[str, int] = {}
-        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
+
+        def report(name: str) -> bool:
+            found[name] = leaders.written
+            return True
+
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)), GROUPS)
         for each in decided:
-            name = each.transactional_id
-            deliveries.begin(each, 5, lambda name=name: found.update({name: leaders.written}))  # type: ignore[misc]
+            deliveries.begin(each, 5, partial(report, each.transactional_id))
         while len(deliveries):
             await asyncio.sleep(0.1)
         return found
@@ -215,10 +234,67 @@ def test_a_delivery_that_waits_to_try_again_holds_no_other_up() -> None:
             return response
 
     leaders = Refusing(0.01)
-    refused = WriteMarkers("refused", 8, 3, True, large("", ON_THEIR_WAY_MAX * 2).partitions)
+    refused = WriteMarkers("refused", 8, 3, 1_000, True, large("", ON_THEIR_WAY_MAX * 2).partitions)
     found = written_when_delivered(leaders, refused, *(large(f"t{number}", 1) for number in range(10)))
     assert [*found][-1] == "refused"
     assert found["t9"] < 5_000
+
+
+class Busy(Slow):
+    """The shards of group coordinators take their time; all others answer soon."""
+
+    def __init__(self, takes_s: float) -> None:
+        super().__init__(0.01)
+        self.to_shards: dict[int, int] = {}
+        self.most_to_a_shard = 0
+        self._shards_take_s = takes_s
+
+    async def write_markers(self, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+        (topic,) = request.markers[0].topics
+        if topic.name == GROUPS:
+            (number,) = topic.partition_indexes
+            self.to_shards[number] = self.to_shards.get(number, 0) + 1
+            self.most_to_a_shard = max(self.most_to_a_shard, self.to_shards[number])
+            await asyncio.sleep(self._shards_take_s)
+            self.to_shards[number] -= 1
+        return await super().write_markers(request)
+
+
+def test_transactions_without_offsets_in_a_shard_do_not_wait_for_it() -> None:
+    leaders = Busy(2.0)
+    many = [large(f"t{number}", 19) for number in range(ON_THEIR_WAY_MAX)]
+    many = [replace(it, partitions=it.partitions | {TopicPartition(GROUPS, 3)}) for it in many]
+    beside = replace(large("beside", 19), partitions=large("", 19).partitions | {TopicPartition(GROUPS, 4)})
+    found = written_when_delivered(leaders, *many, beside, large("other", 1))
+    assert found.keys() == {it.transactional_id for it in (*many, beside)} | {"other"}
+    order = [*found]
+    assert order[0] == "other", "though those before it have more markers than may be on their way"
+    assert order.index("beside") <= 1 + ON_THEIR_WAY_TO_SHARD_MAX, "it waits for the other shard alone"
+    assert leaders.most_to_a_shard == ON_THEIR_WAY_TO_SHARD_MAX
+    assert leaders.most < ON_THEIR_WAY_MAX + SENT_AT_A_TIME + 2 * ON_THEIR_WAY_TO_SHARD_MAX
+
+
+def test_a_delivery_ends_when_its_coordinator_has_recorded_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        leaders, asked = Leaders(lambda number, attempt: OK), 0
+
+        def report() -> bool:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise AssertionError("ours")
+            return asked == 5
+
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)), GROUPS)
+        deliveries.begin(DECIDED, 5, report)
+        await asyncio.sleep(RETRY_S)
+        deliveries.begin(DECIDED, 5, report)
+        assert len(deliveries) == 1
+        await asyncio.sleep(10)
+        assert (len(deliveries), len(leaders.attempts), asked) == (0, 1, 5)
+
+    run(story(), 1)
+    assert caplog.text.count("markers not written yet") == 1
 
 
 def test_markers_of_many_partitions_that_are_not_written_take_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,8 +302,8 @@ def test_markers_of_many_partitions_that_are_not_written_take_one_short_line(cap
     leaders = Leaders(lambda number, attempt: ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     async def story() -> None:
-        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
-        deliveries.begin(many, 5, lambda: None)
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)), GROUPS)
+        deliveries.begin(many, 5, lambda: True)
         await asyncio.sleep(5)
         deliveries.cancel()
         await asyncio.sleep(0.1)
@@ -244,9 +320,14 @@ def test_markers_that_many_partitions_refuse_take_few_lines(caplog: pytest.LogCa
 
     async def story() -> bool:
         delivered: list[bool] = []
-        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)))
+
+        def report() -> bool:
+            delivered.append(True)
+            return True
+
+        deliveries = Deliveries(leaders, view_of(Cluster(partitions=2)), GROUPS)
         for number in range(3):
-            deliveries.begin(replace(many, producer_id=number), 5, lambda: delivered.append(True))
+            deliveries.begin(replace(many, producer_id=number), 5, report)
         await asyncio.sleep(5)
         return len(delivered) == 3
 
