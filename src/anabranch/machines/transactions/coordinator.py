@@ -31,7 +31,7 @@ from anabranch.machines.transactions.records import TransactionLogKey, Transacti
 from anabranch.machines.transactions.schedule import Schedule
 from anabranch.machines.transactions.settings import TransactionSettings
 from anabranch.machines.transactions.states import TransactionEvent, TransactionState
-from anabranch.machines.transactions.transaction import NOT_STARTED, OWN_SIZE, Transaction, first
+from anabranch.machines.transactions.transaction import EPOCH_EXHAUSTED, NOT_STARTED, OWN_SIZE, Transaction, first
 from anabranch.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from anabranch.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
@@ -341,6 +341,8 @@ class Coordinator:
 
     def _is_its_own(self, name: str, known: Transaction, asked: Producer) -> bool:
         """Whether a named producer holds the id, or held it until the request that it repeats."""
+        if asked.producer_epoch > EPOCH_EXHAUSTED:
+            return False
         current = Producer(known.producer_id, known.producer_epoch)
         return asked == current or (known.state is TransactionState.EMPTY and self._was_bumped(name, asked, current))
 
@@ -372,7 +374,7 @@ class Coordinator:
             return ErrorCode.INVALID_REQUEST
         if known is None or sender.producer_id != known.producer_id:
             return ErrorCode.INVALID_PRODUCER_ID_MAPPING
-        if sender.producer_epoch != known.producer_epoch:
+        if sender.producer_epoch != known.producer_epoch or sender.producer_epoch > EPOCH_EXHAUSTED:
             return _fenced(version, PRODUCER_FENCED_SINCE)
         return ErrorCode.NONE
 

@@ -92,9 +92,9 @@ class Transaction:
         return self._after(TransactionEvent.COMMITTED if commit else TransactionEvent.ABORTED, now_ms)
 
     def fenced(self, now_ms: int) -> Transaction:
-        """Abort it under an epoch that its producer does not have."""
-        assert self.producer_epoch < EPOCH_MAX
-        return replace(self._after(TransactionEvent.ABORTED, now_ms), producer_epoch=self.producer_epoch + 1)
+        """Abort it under an epoch that its producer does not have; the last one of all no producer has."""
+        epoch = min(self.producer_epoch + 1, EPOCH_MAX)
+        return replace(self._after(TransactionEvent.ABORTED, now_ms), producer_epoch=epoch)
 
     def completed(self, now_ms: int) -> Transaction:
         """Every partition has its marker."""

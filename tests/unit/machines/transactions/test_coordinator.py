@@ -310,6 +310,32 @@ def test_the_last_epoch_can_still_be_fenced(world: World) -> None:
     assert world.init() == (OK, Producer(8, 0))
 
 
+def test_nobody_is_taken_for_a_producer_of_the_epoch_that_is_for_fencing(world: World) -> None:
+    world.init()
+    exhaust(world, EPOCH_EXHAUSTED)
+    world.add(Producer(7, EPOCH_EXHAUSTED), 0)
+    world.init()
+    world.write_markers()
+    nobody = Producer(7, EPOCH_MAX)
+    assert world.add(nobody, 0) is ErrorCode.PRODUCER_FENCED
+    assert world.end(nobody, commit=False) is ErrorCode.PRODUCER_FENCED
+    assert world.init(asked=nobody)[0] is ErrorCode.PRODUCER_FENCED
+    assert world.machine.verify("t", *nobody, TopicPartition("topic", 0)) is ErrorCode.PRODUCER_FENCED
+    assert world.state() == "CompleteAbort"
+    assert world.init() == (OK, Producer(8, 0))
+
+
+def test_a_transaction_in_a_log_under_the_epoch_that_is_for_fencing_ends(world: World) -> None:
+    _, producer = world.init()
+    world.add(producer, 0)
+    exhaust(world, EPOCH_MAX)
+    world.crash()
+    world.advance(20_000)
+    assert world.state() == "PrepareAbort"
+    assert world.write_markers() == [WriteMarkers("t", 7, EPOCH_MAX, 1_000, False, held(0))]
+    assert world.init() == (OK, Producer(8, 0))
+
+
 def exhaust(world: World, epoch: int) -> None:
     record = decode_record(*world.journal[-1])
     assert record is not None and record.value is not None
