@@ -6,7 +6,8 @@ ranges, and deleted. Folding it twice, after a crash in between, changes nothing
 voids it, as `ranges_since` of the position is another then.
 
 A commit by offsets that leaves a gap below waits (the purgatory): until the gap is closed, by commits or by what open
-transactions have committed, or until its own transaction has ended. A commit by key range leaves none.
+transactions have committed, until its own transaction has ended, or until it is to be refused. It is looked at after
+each decision that may bring any of these about: nothing else ends its wait. A commit by key range leaves none.
 
 An offset is a state of all keys. It does not wait for its marker together with ranges of other transactions, as the
 later of the two would take the place of the other: whichever comes second is to be sent again (`Offsets`; ADR 0048).
@@ -212,11 +213,18 @@ class TransactionRanges:
 
         Changes may be folded in any order, as each says facts.
         """
-        name = next(iter(self.decided), None)
+        change = self.upcoming()
+        if self._tried in self.decided:  # It is the first one: it comes after all others.
+            self.decided[self._tried] = self.decided.pop(self._tried)
+        self._tried = None if change is None else change.name
+        return change
+
+    def upcoming(self, folded: Name | None = None) -> Change | None:
+        """What `next_decided` will give, as soon as the change `folded` is."""
+        names = (name for name in self.decided if name != folded)
+        name = next(names, None)
         if name is not None and name == self._tried:
-            self.decided[name] = self.decided.pop(name)
-            name = next(iter(self.decided))
-        self._tried = name
+            name = next(names, name)
         return None if name is None else self.decided[name]
 
     def set_folded(self, name: Name) -> None:

@@ -143,8 +143,9 @@ class Weights:
                     return 0
                 held = len(group.holders) if isinstance(group, ConsumerGroup) else 0
                 return held // GATES_LOOKED_AT + gates.questions.known + self.positions.unread_count(group_id)
-            case ("fold" | "folded", *_):
-                change = next(iter(self.offsets.in_transactions.decided.values()), None)
+            case ("fold" | "folded", *folded):
+                producer_id, number = folded or (-1, -1)
+                change = self.offsets.in_transactions.upcoming((producer_id, number))
                 return 0 if change is None else self.positions.unread_count(change.group_id)
             case ("purgatory", str(group_id)):
                 return self.offsets.in_transactions.weight_of_waiting(group_id) // RANGES_LOOKED_AT

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
+from anabranch.machines.groups.positions import Positions
+from anabranch.machines.groups.ranged import FOLD_KEY, FOLDED
+from anabranch.machines.groups.records import TransactionRangesKey, TransactionRangesValue
+from anabranch.machines.groups.transaction_ranges import TransactionRanges
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
@@ -81,3 +89,45 @@ def test_committed_offsets_weigh_by_the_ranges_that_are_copied() -> None:
 
     assert weight(0) == weight(0, version=10) == 500
     assert weight(1) == weight(0, group_id="another") == 0
+
+
+def decide(changes: TransactionRanges, group_id: str, producer_id: int) -> None:
+    """A transaction has committed ranges of a group."""
+    key = TransactionRangesKey(group=group_id, topic="foo", partition=0, producer_id=producer_id, number=1)
+    changes.apply(key, TransactionRangesValue(base=0, since=1), -1)
+
+
+def test_a_fold_weighs_by_the_group_that_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the one before, which is folded, nor by one that a log has refused."""
+    monkeypatch.setattr(Positions, "unread_count", lambda positions, group_id: {"small": 1, "large": MANY}[group_id])
+    machine = GroupWorld().coordinator
+    changes = machine.offsets.in_transactions
+    assert machine.weight_of_timer(FOLD_KEY) == 0
+    decide(changes, "small", 1)
+    decide(changes, "large", 2)
+    assert machine.weight_of_timer(FOLD_KEY) == 1
+    small = changes.next_decided()
+    assert small is not None
+    assert machine.weight_of_timer((FOLDED, *small.name)) == MANY
+    assert machine.weight_of_timer(FOLD_KEY) == MANY, "the small one has been refused"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_change_to_be_folded_is_foreseen(seed: int) -> None:
+    chance, changes = random.Random(seed), TransactionRanges()
+    given = []
+    for number in range(200):
+        if chance.random() < 0.5:
+            decide(changes, f"g{number % 7}", number)
+        last = chance.choice([None, None, *(it.name for it in given[-2:])])
+        foreseen = changes.upcoming(last)
+        if last is not None:
+            changes.set_folded(last)
+        change = changes.next_decided()
+        assert change is foreseen
+        assert change is None or len(changes.decided) == 1 or not given or change is not given[-1]
+        given += [] if change is None else [change]
+    while len(changes.decided) > 1:  # Whatever a log has refused, each of them has its turn.
+        turns = [changes.next_decided() for _ in range(len(changes.decided))]
+        assert {it.name for it in turns if it is not None} == changes.decided.keys()
+        changes.set_folded(next(iter(changes.decided)))
