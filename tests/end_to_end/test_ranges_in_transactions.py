@@ -126,6 +126,10 @@ def test_the_proposals_two_threads(broker: BrokerProcess, connect: Connect) -> N
     broker.start()
     with connected(broker) as client:
         assert client.progress() == (50, [], [])
+        third = Thread(connect(), "c")
+        waits = third.send((55, 59))
+        client.delete("t")
+        assert third.answer(waits) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_an_aborted_one_counts_nothing_and_an_open_one_goes_on_after_a_kill(

@@ -217,6 +217,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
                     self.keeper.of(group.group_id).is_due = True
             self.keeper.topics_changed(group.group_id)
             self.keeper.ring(draft, group.group_id, now_ms)
+        self._look_at_purgatory(draft, now_ms)
         return self.ranged.burying(draft.outcome(None))
 
     def on_timer(self, key: Any, now_ms: int) -> Outcome[None, CoordinatorRecord]:
@@ -241,7 +242,10 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             case ("settle",):
                 return self.settling.decide_more(now_ms)
             case ("expire",):
-                return self.ranged.burying(self.expiry.decide(now_ms))
+                draft: Draft[CoordinatorRecord] = Draft()
+                draft.add(self.expiry.decide(now_ms))
+                self._look_at_purgatory(draft, now_ms)
+                return self.ranged.burying(draft.outcome(None))
             case ("fold",):
                 return self.decide_fold(now_ms)
             case ("folded", int(producer_id), int(number)):
@@ -332,6 +336,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         if request.member_epoch == LEFT_FOR_A_WHILE:
             beats.leave_for_a_while(step, member)
             draft.add(step.draft)
+            self._look_at_purgatory(draft, now_ms, [group.group_id])
         else:
             self._remove(step, frozenset([member.member_id]), draft)
         return draft.outcome(response)
@@ -396,6 +401,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             self.settling.subscribed(step.group, step.draft, step.now_ms)
         if step.draft.records:  # A heartbeat that is refused founds no group.
             self._lives.setdefault(step.group_id, step.live)
+            self._look_at_purgatory(step.draft, step.now_ms, [step.group_id])
         self.keeper.ring(step.draft, step.group_id, step.now_ms)
         return step.draft
 
@@ -404,6 +410,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
     ) -> None:
         """Take members out; if only classic members are left, the group is a classic one from now on."""
         group, settings = step.group, self.settings
+        self._look_at_purgatory(draft, step.now_ms, [group.group_id])
         self.rebalances["consumer"] += 1
         if not migration.can_downgrade(group, member_ids, settings) or not any(
             group.members[member_id].described.classic is None for member_id in member_ids
@@ -516,6 +523,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         self._drop_vacant(group)
         draft: Draft[CoordinatorRecord] = Draft()
         draft.write(*outcome.records)
+        self._look_at_purgatory(draft, now_ms, [group.group_id])
         if outcome.records:
             self.settling.subscribed(group, draft, now_ms)
         if not getattr(outcome.reply, "error_code", 0):

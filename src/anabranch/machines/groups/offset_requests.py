@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -110,6 +110,18 @@ class OffsetRequests:
         if not outcome.records or group_id not in self.offsets.in_transactions.waiting:
             return outcome
         return replace(outcome, timers=(*outcome.timers, SetTimer(("purgatory", group_id), now_ms)))
+
+    def _look_at_purgatory(
+        self, draft: Draft[CoordinatorRecord], now_ms: int, group_ids: Collection[str] | None = None
+    ) -> None:
+        """Have the requests that wait looked at after this decision, of some groups or of all.
+
+        Who sent them may be no member now, or not at that epoch, and what they are about may be deleted.
+        """
+        waiting = self.offsets.in_transactions.waiting
+        for group_id in waiting if group_ids is None else group_ids:
+            if group_id in waiting:
+                draft.set_timer(("purgatory", group_id), now_ms)
 
     def decide_purgatory(self, group_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Answer the first request of a group that need not wait any longer."""
