@@ -84,7 +84,7 @@ class History:
     def end(self) -> None:
         """End a transaction; another coordinator may find the marker, and nothing that was decided upon it."""
         producer, committed = self.producer(), self.chance.random() < 0.7
-        waits = bool(self.group.coordinator.offsets.in_transactions.waiting)
+        waits = bool(self.group.coordinator.offsets.in_transactions.purgatory.groups)
         after = self.copied()
         after.logs[0].append(((b"", b"1" if committed else b"0"),))
         after.producers.append(producer)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups import classic
 from anabranch.machines.groups.caller import Caller
 from anabranch.machines.groups.classic import ClassicGroup
@@ -18,11 +19,12 @@ from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.offset_fetches import OffsetFetches
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Partition
-from anabranch.machines.groups.ranged import RangedCommits
+from anabranch.machines.groups.purgatory import Waiting, size_of
+from anabranch.machines.groups.ranged import RangedCommits, refused
 from anabranch.machines.groups.records import CoordinatorRecord, OffsetCommitKey
 from anabranch.machines.groups.settling import Settling
 from anabranch.machines.groups.shared_commits import bounded
-from anabranch.machines.groups.transaction_ranges import Name, Waiting
+from anabranch.machines.groups.transaction_ranges import Name
 from anabranch.machines.outcome import Draft, Outcome, Parked, SetTimer
 from anabranch.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
 from anabranch.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
@@ -98,7 +100,9 @@ class OffsetRequests:
         group = self.groups.get(request.group_id)
         request = bounded(group, self.offsets.image, request)
         if self.offsets.must_wait(group, request):
-            self.offsets.in_transactions.waiting.setdefault(request.group_id, []).append(Waiting(ticket, request))
+            if self.offsets.room.is_short_of(size_of(request)):
+                return Outcome(refused(request, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
+            self.offsets.in_transactions.purgatory.add(Waiting(ticket, request))
             return Outcome(Parked(ticket))
         outcome = self.offsets.commit_in_transaction(group, request, now_ms)
         return self._looking_at_purgatory(outcome, request.group_id, now_ms)
@@ -107,7 +111,7 @@ class OffsetRequests:
         self, outcome: Outcome[Reply, CoordinatorRecord], group_id: str, now_ms: int
     ) -> Outcome[Reply, CoordinatorRecord]:
         """The outcome, with a look at the requests that may wait for it."""
-        if not outcome.records or group_id not in self.offsets.in_transactions.waiting:
+        if not outcome.records or group_id not in self.offsets.in_transactions.purgatory:
             return outcome
         return replace(outcome, timers=(*outcome.timers, SetTimer(("purgatory", group_id), now_ms)))
 
@@ -118,27 +122,25 @@ class OffsetRequests:
 
         Who sent them may be no member now, or not at that epoch, and what they are about may be deleted.
         """
-        waiting = self.offsets.in_transactions.waiting
-        for group_id in waiting if group_ids is None else group_ids:
-            if group_id in waiting:
+        purgatory = self.offsets.in_transactions.purgatory
+        for group_id in purgatory.groups if group_ids is None else group_ids:
+            if group_id in purgatory:
                 draft.set_timer(("purgatory", group_id), now_ms)
 
     def decide_purgatory(self, group_id: str, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """Answer the first request of a group that need not wait any longer."""
-        waiting = self.offsets.in_transactions.waiting.get(group_id, [])
+        purgatory = self.offsets.in_transactions.purgatory
         group = self.groups.get(group_id)
-        ready = next((it for it in waiting if not self.offsets.must_wait(group, it.request)), None)
+        ready = next((it for it in purgatory.of(group_id) if not self.offsets.must_wait(group, it.request)), None)
         if ready is None:
             return Outcome(None)
-        waiting.remove(ready)
-        if not waiting:
-            del self.offsets.in_transactions.waiting[group_id]
+        purgatory.remove(ready)
         outcome = self.offsets.commit_in_transaction(group, ready.request, now_ms)
         draft: Draft[CoordinatorRecord] = Draft()
         draft.add(outcome)
         draft.producer = outcome.producer
         draft.answer(ready.ticket, outcome.reply)
-        if waiting:
+        if group_id in purgatory:
             draft.set_timer(("purgatory", group_id), now_ms)
         return draft.outcome(None)
 

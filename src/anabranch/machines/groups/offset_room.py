@@ -53,6 +53,10 @@ class OffsetRoom:
             draft.perform(full)
         return f"All committed offsets may take {full.size_max} bytes of memory: offsets.max.bytes."
 
+    def is_short_of(self, size: int) -> bool:
+        """Whether there is no room for a request of so many bytes that waits to be decided."""
+        return self._settings.offsets_size() + size > self._settings.offsets_size_max
+
     @property
     def is_full(self) -> bool:
         """Whether there is no room for a position."""

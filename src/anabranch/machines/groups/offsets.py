@@ -103,7 +103,7 @@ class Offsets:
         self.on_full: Callable[[str, RangesFull, Draft[CoordinatorRecord], int], None] = lambda *_: None
         """Called with the group and the time when a commit by ranges is refused for their number."""
         self._repeated: set[tuple[str, str, int]] = set()
-        self._room = OffsetRoom(settings)
+        self.room = OffsetRoom(settings)
         self.counts: Counter[str] = Counter()
         """Offsets so far: `commit` (also of transactions), `expiration`, `deletion` (by OffsetDelete)."""
 
@@ -119,7 +119,7 @@ class Offsets:
             request.generation_id_or_member_epoch,
             version,
         )
-        self._room.begin(self.positions.id_size(request.group_id))
+        self.room.begin(self.positions.id_size(request.group_id))
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         draft: Draft[CoordinatorRecord] = Draft()
@@ -164,7 +164,7 @@ class Offsets:
         self, group: Group | None, request: TxnOffsetCommitRequest, now_ms: int
     ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
-        self._room.begin(self.positions.id_size(request.group_id, request.producer_id))
+        self.room.begin(self.positions.id_size(request.group_id, request.producer_id))
         error = self._transaction_error(group, request)
         later = not error and self._is_beside_another(request)
         draft: Draft[CoordinatorRecord] = Draft()
@@ -265,7 +265,7 @@ class Offsets:
                 yield Answered(index, ErrorCode.OFFSET_METADATA_TOO_LARGE)
             elif member is not None and (foreign := refusal(*member, topic.topic_id, part)):
                 yield Answered(index, ErrorCode.STALE_MEMBER_EPOCH, message=foreign)
-            elif no_room := self._room.refusal(
+            elif no_room := self.room.refusal(
                 group_id,
                 self.positions.get(group_id, topic.name, index) if producer_id < 0 else None,
                 metadata,
@@ -328,7 +328,7 @@ class Offsets:
                 if by_member and refusal(group, request.member_id, known.topic_id, part):
                     continue
                 before = self._stands(request.group_id, known, index, part.committed_offset)
-                if before is None and self._room.is_full:
+                if before is None and self.room.is_full:
                     continue  # It is refused below.
                 if before is None:
                     base = part.committed_offset if part.committed_offset >= 0 else known.log_start(index)

@@ -169,15 +169,13 @@ class RangedCommits:
     def decide_marked(self, producer_id: int, now_ms: int) -> Outcome[None, CoordinatorRecord]:
         """After a transaction's end: refuse what waits for it, look at what others wait for. `decide_folds` follows."""
         draft: Draft[CoordinatorRecord] = Draft()
-        changes = self._offsets.in_transactions
-        for group_id, waiting in list(changes.waiting.items()):
-            for it in [it for it in waiting if it.request.producer_id == producer_id]:
-                waiting.remove(it)
+        purgatory = self._offsets.in_transactions.purgatory
+        for group_id in list(purgatory.groups):
+            for it in [it for it in purgatory.of(group_id) if it.request.producer_id == producer_id]:
+                purgatory.remove(it)
                 draft.answer(it.ticket, refused(it.request, ErrorCode.INVALID_PRODUCER_EPOCH))
-            if waiting:
+            if group_id in purgatory:
                 draft.set_timer(("purgatory", group_id), now_ms)
-            else:
-                del changes.waiting[group_id]
         self._held.unchecked |= self._unstable
         self._unstable.clear()
         if self._held.unchecked:

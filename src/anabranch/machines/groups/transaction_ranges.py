@@ -16,7 +16,7 @@ later of the two would take the place of the other: whichever comes second is to
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from anabranch.base.ids import NO_TOPIC_ID
@@ -24,6 +24,7 @@ from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import individual, ranged_commits, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range
 from anabranch.machines.groups.positions import Partition, Position
+from anabranch.machines.groups.purgatory import Purgatory
 from anabranch.machines.groups.ranged_commits import RangedCommit
 from anabranch.machines.groups.records import (
     CommittedKeyRange,
@@ -160,13 +161,6 @@ def _places(change: Change) -> Iterator[int]:
 NO_CHANGES = _Changes()
 
 
-class Waiting(NamedTuple):
-    """A request in the purgatory."""
-
-    ticket: Hashable
-    request: TxnOffsetCommitRequest
-
-
 class TransactionRanges:
     """The commits by ranges of a shard's transactions that are not part of positions yet, and the purgatory."""
 
@@ -181,8 +175,7 @@ class TransactionRanges:
         """The one that was given to be folded last: if it is asked for again, that has not come about."""
         self._in: dict[str, dict[Partition, _Changes]] = {}
         """All of them, by group and partition."""
-        self.waiting: dict[str, list[Waiting]] = {}
-        """By group, the requests of the purgatory, oldest first."""
+        self.purgatory = Purgatory()
         self._number = 0
         """Of the last change: ascending, also after another coordinator has taken over."""
 
@@ -270,7 +263,7 @@ class TransactionRanges:
 
     def weight_of_waiting(self, group_id: str) -> int:
         """As `weight_of`, for all requests of a group that wait."""
-        return sum(self.weight_of(it.request) for it in self.waiting.get(group_id, ()))
+        return sum(self.weight_of(it.request) for it in self.purgatory.of(group_id))
 
     def leaves_gap(
         self, group_id: str, partition: Partition, position: Position, held: OffsetRanges, added: Sequence[Range]

@@ -179,8 +179,9 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         return sum(shard.machine.offsets.individual.count for shard in self if shard.active)
 
     def offsets_size(self) -> int:
-        """The bytes of memory that the committed offsets of the loaded groups take."""
-        return sum(shard.machine.positions.size for shard in self if shard.active)
+        """The bytes of memory that the committed offsets of the loaded groups take, and the commits that wait."""
+        machines = [shard.machine for shard in self if shard.active]
+        return sum(it.positions.size + it.offsets.in_transactions.purgatory.size for it in machines)
 
     def ticket(self) -> int:
         """A ticket under which a request can be parked."""

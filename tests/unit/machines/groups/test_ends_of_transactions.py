@@ -242,7 +242,7 @@ def test_ranges_of_many_commits_are_joined_once_and_beside_the_loop() -> None:
     ticket = group.commit_later(OTHER, [(9_000, 9_000)])
     assert isinstance(ticket, int)
     changes = group.coordinator.offsets.in_transactions
-    waiting = changes.waiting["g"][0].request
+    waiting = changes.purgatory.of("g")[0].request
     assert group.coordinator.weight_of_txn_commit(waiting) <= ON_LOOP_MAX
     changes._of("g", AT)._joined.clear()
     assert group.coordinator.weight_of_txn_commit(waiting) > ON_LOOP_MAX

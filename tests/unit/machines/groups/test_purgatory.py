@@ -8,6 +8,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.purgatory import Purgatory, size_of
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.outcome import Parked
 from anabranch.protocol.messages.offset_commit import (
@@ -41,18 +42,23 @@ def commit(world: GroupWorld, member: str, epoch: int, offset: int = 5) -> None:
     assert not reply.topics[0].partitions[0].error_code
 
 
-def park(world: GroupWorld, member: str = "", epoch: int = -1) -> None:
-    """Commit offsets 8 and 9 in a transaction, with a gap below."""
+def gap(producer_id: int, member: str = "", epoch: int = -1) -> TxnOffsetCommitRequest:
+    """A commit of offsets 8 and 9 in a transaction, with a gap below."""
     part = TxnOffsetCommitRequestPartition(
         partition_index=0, committed_offset=-1, offset_ranges=[OffsetRange(start=8, end=9)]
     )
-    request = TxnOffsetCommitRequest(
+    return TxnOffsetCommitRequest(
         group_id=GROUP,
-        producer_id=1,
+        producer_id=producer_id,
         member_id=member,
         generation_id=epoch,
         topics=[TxnOffsetCommitRequestTopic(name="foo", partitions=[part])],
     )
+
+
+def park(world: GroupWorld, member: str = "", epoch: int = -1) -> None:
+    """Send `gap`."""
+    request = gap(1, member, epoch)
     reply = world.submit(lambda machine: machine.txn_offset_commit(request, CALLER, TICKET, world.now_ms))
     assert isinstance(reply, Parked)
     world.advance(0)
@@ -62,7 +68,7 @@ def park(world: GroupWorld, member: str = "", epoch: int = -1) -> None:
 def answered(world: GroupWorld) -> ErrorCode | None:
     world.advance(0)
     reply = world.answers.get(TICKET)
-    assert (reply is None) is (GROUP in world.coordinator.offsets.in_transactions.waiting)
+    assert (reply is None) is (GROUP in world.coordinator.offsets.in_transactions.purgatory)
     return None if reply is None else ErrorCode(reply.topics[0].partitions[0].error_code)
 
 
@@ -144,3 +150,22 @@ def test_a_classic_member_goes_on_waiting_in_a_group_that_is_converted() -> None
     assert answered(world) is None, "it is a member still, at the same epoch"
     world.leave_classic(member)
     assert answered(world) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_what_waits_counts_among_the_committed_offsets_and_no_more_waits_than_has_room() -> None:
+    world = GroupWorld(settings=GroupSettings(offsets_size_max=10_000, offsets_size=lambda: purgatory().size))
+
+    def purgatory() -> Purgatory:
+        return world.coordinator.offsets.in_transactions.purgatory
+
+    commit(world, "", -1)
+    replies = [
+        world.submit(lambda machine, n=n: machine.txn_offset_commit(gap(1), CALLER, n, world.now_ms)) for n in range(9)
+    ]
+    waits = [isinstance(reply, Parked) for reply in replies]
+    assert waits == sorted(waits, reverse=True) and 0 < sum(waits) < 9
+    assert replies[-1].topics[0].partitions[0].error_code == ErrorCode.INVALID_COMMIT_OFFSET_SIZE
+    assert sum(waits) * size_of(gap(1)) == purgatory().size <= 10_000
+    commit(world, "", -1, 8)
+    world.advance(0)
+    assert len(world.answers) == sum(waits) and not purgatory().size
