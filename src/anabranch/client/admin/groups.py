@@ -198,11 +198,19 @@ class GroupAdmin:
             _check(code, why, f"group '{name}' cannot be deleted")
 
     async def list_group_offsets(
-        self, group: str, partitions: Iterable[tuple[str, int]] | None = None
+        self, group: str, partitions: Iterable[tuple[str, int]] | None = None, *, require_stable: bool = False
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return a group's committed offsets, by default of all partitions; those without an offset are left out."""
+        """Return a group's committed offsets, by default of all partitions; those without an offset are left out.
+
+        With `require_stable` it waits for transactions that have committed offsets and have not ended, and raises
+        `ApiError` UNSTABLE_OFFSET_COMMIT if they do not. A partition's first offset is waited for if the partition is
+        asked for by name.
+        """
         wanted = None if partitions is None else [TopicPartition(*tp) for tp in partitions]
-        found = await self._retried(lambda: self._offsets(group).fetch(wanted, {}))
+        found = await self._again(
+            lambda: self._offsets(group).fetch(wanted, {}, stable=require_stable),
+            lambda found: [each for each in found.values() if each is ErrorCode.UNSTABLE_OFFSET_COMMIT],
+        )
         offsets: dict[TopicPartition, OffsetAndMetadata] = {}
         for tp, result in sorted(found.items()):
             if isinstance(result, ErrorCode):
