@@ -4,8 +4,8 @@ A micro-batch is replayed when the driver died, or failed, before Spark had note
 their transactions, and the driver may have committed some of them. Two things are durable, in consumer groups that
 have no members, so that every broker can keep them:
 
-    decision   committed metadata of a group of the query: the number of the micro-batch, the digest of its rows, and
-               all of its transactions. It is written before the first of them is committed.
+    decision   committed metadata of a group of the query: the number of the micro-batch, when it was planned, and of
+               each task the digest of its rows and its transaction. It is written before the first is committed.
     mark       committed offset of a group of the task, written within the task's own transaction: the number of the
                micro-batch after the newest of which this task's rows are in the topic.
 
@@ -14,9 +14,14 @@ have no members, so that every broker can keep them:
     a decision without this task     ->  nothing to do: the first attempt was divided in another way
     a decision, committed            ->  nothing to do
     a decision, but it was aborted   ->  it had timed out before it could be committed: write the rows again
-    a decision for more rows         ->  nothing to do: the source has lost some since, as a compacted topic does
-    a decision for other rows        ->  refuse: Spark has planned the number anew, from an older checkpoint
     a later decision, or mark        ->  refuse: so it has this one
+
+"Nothing to do" is right for a micro-batch that has been planned once, and the rows of its first attempt stand. So the
+driver, which sees all tasks, then refuses (`why_refused`)
+
+    one that was planned at another time than the decided one: its number was planned anew, from an older checkpoint
+    where a time is unknown, one with other rows: by their number and keys, since nothing else can tell
+    one of which a transaction was aborted, if any task has other rows than before: then nobody knows which are missing
 
 The mark tells "committed" and "aborted" apart, and settles it where two drivers run at the same time: what the older
 one commits after the newer one has begun is fenced, and what it has committed before is marked.
@@ -27,16 +32,18 @@ from __future__ import annotations
 import json
 from base64 import b85decode, b85encode
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import TypeGuard
-from zlib import compress, decompress
+from zlib import compress, crc32, decompress
 
-from anabranch.base.ids import is_whole
 from anabranch.client import PreparedTransaction, TransactionDescription
 
 METADATA_MAX = 4_000
 """Characters of metadata that a committed offset can carry; brokers accept 4,096 (`offset.metadata.max.bytes`)."""
-VERSION = 2
+VERSION = 3
+OF_ALL_ROWS = 2
+"""The version of decisions with one digest, of all rows: nobody knows how they were divided."""
 WITHOUT_DIGEST = 1
 """The version of decisions that hold transactions alone."""
 OPEN = "Ongoing"
@@ -53,9 +60,13 @@ class Names:
     topic: str | None
     """The topic of all rows; None if a column names it."""
 
-    def decision(self, piece: int = 0) -> str:
-        """Return the group that keeps a piece of the decision."""
-        return self._named(f".{piece}" if piece else "")
+    def decision(self, piece: int = 0, write: int = 0) -> str:
+        """Return the group that keeps a piece of the decision that was written as the `write`-th.
+
+        The first piece is written last, over that of the decision before. The others have groups in turns, so that the
+        decision before is whole until then.
+        """
+        return self._named(f".{piece}{'b' if write % 2 else ''}" if piece else "")
 
     def task(self, number: int) -> str:
         """Return the transactional id of a task, which is also the group that keeps its mark."""
@@ -67,7 +78,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What two attempts of a micro-batch have in common, however their rows are divided among tasks."""
+    """What two attempts of a micro-batch, or of a task of it, have in common, whatever the order of their rows."""
 
     rows: int = 0
     keys: int = 0
@@ -77,6 +88,25 @@ class Digest:
         return Digest(self.rows + other.rows, self.keys + other.keys)
 
 
+NO_ROWS = Digest()
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """An attempt of a micro-batch, when all its tasks have ended."""
+
+    batch_id: int
+    digests: Mapping[int, Digest]
+    """The digest of each task that has rows, also of those that an earlier attempt has written."""
+    planned_ms: int | None = None
+    """When Spark planned it; None if that is unknown."""
+
+    @property
+    def digest(self) -> Digest:
+        """That of all rows."""
+        return sum(self.digests.values(), NO_ROWS)
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """A micro-batch that is to become visible, and the transactions of its tasks by number."""
@@ -84,48 +114,114 @@ class Decision:
     batch_id: int
     transactions: Mapping[int, PreparedTransaction]
     digest: Digest | None = None
-    """That of all its rows; None in a decision of an older version."""
+    """That of all its rows; None in a decision of version 1."""
+    digests: Mapping[int, Digest] | None = None
+    """Those of its tasks; None in a decision of an older version."""
+    planned_ms: int | None = None
+    """When Spark planned it; None if that is unknown."""
+    write: int = 0
+    """How many decisions of the query were written before this one."""
 
 
 class DecisionError(ValueError):
     """A decision that cannot be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a decision."""
+
+    version: int
+    batch_id: int
+    number: int
+    count: int
+    text: str
+    write: int = 0
+    check: str = ""
+    """The checksum of the whole decision; empty in one of an older version."""
+
+    def goes_with(self, head: Piece) -> bool:
+        """Whether it is a piece of the same decision."""
+        return (self.version, self.batch_id, self.write, self.check, self.count) == (
+            head.version,
+            head.batch_id,
+            head.write,
+            head.check,
+            head.count,
+        )
+
+
 def to_metadata(decision: Decision, names: Names) -> list[str]:
     """Write a decision as pieces of metadata, all of which are needed to read it."""
-    assert decision.digest is not None
-    entries = [[task, each.producer_id, each.producer_epoch] for task, each in sorted(decision.transactions.items())]
-    for task, each in decision.transactions.items():
+    assert decision.digests is not None and decision.transactions.keys() == decision.digests.keys()
+    entries = []
+    for task, each in sorted(decision.transactions.items()):
         assert each.transactional_id == names.task(task)
-    body = [decision.digest.rows, decision.digest.keys, entries]
-    text = b85encode(compress(json.dumps(body, separators=(",", ":")).encode(), 9)).decode()
+        digest = decision.digests[task]
+        entries.append([task, each.producer_id, each.producer_epoch, digest.rows, digest.keys])
+    body = json.dumps([decision.planned_ms, entries], separators=(",", ":"))
+    text = b85encode(compress(body.encode(), 9)).decode()
     size = METADATA_MAX - 64
     parts = [text[at : at + size] for at in range(0, len(text), size)]
-    return [f"{VERSION} {decision.batch_id} {number} {len(parts)} {part}" for number, part in enumerate(parts)]
+    head = f"{VERSION} {decision.batch_id} {decision.write} {_check(text)}"
+    return [f"{head} {number} {len(parts)} {part}" for number, part in enumerate(parts)]
 
 
-def from_metadata(pieces: Iterable[str], names: Names) -> Decision | None:
-    """Read a decision; None if pieces of it are missing. Raises `DecisionError` for other text."""
-    found: dict[int, tuple[int, int, int, str]] = {}
+def piece_of(metadata: str) -> Piece:
+    """Read a piece of a decision. Raises `DecisionError` for other text."""
     try:
-        for piece in pieces:
-            version, batch, number, count, text = piece.split(" ", 4)
-            if int(version) not in (VERSION, WITHOUT_DIGEST):
-                raise DecisionError(f"it is of version {version}, and this is version {VERSION}")
-            found[int(number)] = int(batch), int(version), int(count), text
-        if 0 not in found:
-            return None
-        batch_id, version_, parts, _ = found[0]
-        if any(found.get(number, (None,))[0] != batch_id for number in range(parts)):
-            return None
-        body = json.loads(decompress(b85decode("".join(found[number][3] for number in range(parts)))))
-        digest, entries = (None, body) if version_ == WITHOUT_DIGEST else (Digest(*body[:2]), body[2])
-        transactions = {task: PreparedTransaction(names.task(task), pid, epoch) for task, pid, epoch in entries}
+        version = int(metadata.split(" ", 1)[0])
+        if version in (OF_ALL_ROWS, WITHOUT_DIGEST):
+            _, batch, number, count, text = metadata.split(" ", 4)
+            return Piece(version, int(batch), int(number), int(count), text)
+        if version != VERSION:
+            raise DecisionError(f"it is of version {version}, and this is version {VERSION}")
+        _, batch, write, check, number, count, text = metadata.split(" ", 6)
+        return Piece(version, int(batch), int(number), int(count), text, int(write), check)
     except DecisionError:
         raise
+    except ValueError as error:
+        raise DecisionError(f"it cannot be read ({error})") from error
+
+
+def newest(heads: Iterable[Piece]) -> Piece | None:
+    """Return the first piece of the decision that was written last: each topic of a query may hold one."""
+    return max(heads, key=lambda head: (head.batch_id, head.write), default=None)
+
+
+def from_pieces(head: Piece, pieces: Iterable[Piece], names: Names) -> Decision:
+    """Read a decision by its first piece and whatever others there are.
+
+    Raises `DecisionError` if one is missing: what was decided then counts, and is unknown.
+    """
+    found = {piece.number: piece.text for piece in [*pieces, head] if piece.goes_with(head)}
+    if found.keys() != set(range(head.count)):
+        raise DecisionError(f"it has {head.count} pieces, and {len(found)} of them are there")
+    text = "".join(found[number] for number in range(head.count))
+    if head.version == VERSION and _check(text) != head.check:
+        raise DecisionError("its checksum is wrong")
+    try:
+        body = json.loads(decompress(b85decode(text)))
+        planned: int | None = None
+        digests: dict[int, Digest] | None = None
+        digest: Digest | None = None
+        if head.version == VERSION:
+            planned, rows = body
+            entries = [each[:3] for each in rows]
+            digests = {task: Digest(*each) for task, _, _, *each in rows}
+            digest = sum(digests.values(), NO_ROWS)
+        elif head.version == OF_ALL_ROWS:
+            digest, entries = Digest(*body[:2]), body[2]
+        else:
+            entries = body
+        transactions = {task: PreparedTransaction(names.task(task), pid, epoch) for task, pid, epoch in entries}
     except Exception as error:
         raise DecisionError(f"it cannot be read ({error})") from error
-    return Decision(batch_id, transactions, digest)
+    return Decision(head.batch_id, transactions, digest, digests, planned, head.write)
+
+
+def _check(text: str) -> str:
+    return f"{crc32(text.encode()):08x}"
 
 
 def is_decided(decision: Decision | None, batch_id: int) -> TypeGuard[Decision]:
@@ -144,35 +240,49 @@ def later_batch(decision: Decision | None, mark: int | None, batch_id: int) -> i
     return newest if newest > batch_id else None
 
 
-def has_fewer_rows(decision: Decision | None, batch_id: int, digest: Digest) -> bool:
-    """Whether a micro-batch was decided with more rows than it has now, as when compaction or retention took some."""
-    return is_decided(decision, batch_id) and decision.digest is not None and digest.rows < decision.digest.rows
+class Refusal(Enum):
+    """Why an attempt of a micro-batch cannot end it."""
+
+    NOT_DECIDED = auto()
+    """Rows of it are in the topic, without a decision."""
+    PLANNED_ANEW = auto()
+    OTHER_ROWS = auto()
+    ROWS_MISSING = auto()
+    """Some of what was decided was aborted, and the rows are not divided among tasks as before."""
 
 
-def has_other_rows(decision: Decision | None, batch_id: int, digest: Digest, *, is_written: bool = True) -> bool:
-    """Whether a micro-batch was decided with other rows than it has now.
+def why_refused(
+    decision: Decision | None, batch: MicroBatch, prepared: Mapping[int, PreparedTransaction], missing: int
+) -> Refusal | None:
+    """Say why an attempt cannot end its micro-batch; None if it can.
 
-    Fewer rows are no others if the decided ones are written: each of the decision's transactions is committed, or was
-    replaced by one that will be.
+    `prepared`: what it has written, of a decided micro-batch in place of what was aborted. `missing`: how many
+    transactions of the decision were aborted without that.
     """
-    if not is_decided(decision, batch_id) or decision.digest in (None, digest):
-        return False
-    return not (is_written and has_fewer_rows(decision, batch_id, digest))
+    if not is_decided(decision, batch.batch_id):
+        return None if batch.digests.keys() == prepared.keys() else Refusal.NOT_DECIDED
+    if decision.planned_ms is not None and batch.planned_ms is not None:
+        if decision.planned_ms != batch.planned_ms:
+            return Refusal.PLANNED_ANEW
+    elif decision.digest != batch.digest:
+        return Refusal.OTHER_ROWS
+    is_whole = not prepared and not missing
+    return None if is_whole or (not missing and decision.digests == batch.digests) else Refusal.ROWS_MISSING
 
 
 def next_decision(
-    before: Decision | None, batch_id: int, prepared: Mapping[int, PreparedTransaction], digest: Digest
+    before: Decision | None, batch: MicroBatch, prepared: Mapping[int, PreparedTransaction]
 ) -> tuple[Decision, tuple[PreparedTransaction, ...]]:
     """Return the decision to make, and of the one before those transactions of this micro-batch that nobody replaced.
 
-    A replay may be divided in another way, so that nobody else finishes them. It may have fewer rows: the digest stays
-    that of the first attempt.
+    A replay may be divided in another way, so that nobody else finishes them.
     """
-    if not is_decided(before, batch_id):
-        return Decision(batch_id, prepared, digest), ()
+    write = 0 if before is None else before.write + 1
+    if not is_decided(before, batch.batch_id):
+        return Decision(batch.batch_id, prepared, batch.digest, batch.digests, batch.planned_ms, write), ()
     known = before.transactions
     left = tuple(each for task, each in sorted(known.items()) if task not in prepared)
-    return Decision(batch_id, {**known, **prepared}, before.digest or digest), left
+    return replace(before, transactions={**known, **prepared}, write=write), left
 
 
 def undecided(
@@ -195,9 +305,3 @@ def is_open(prepared: PreparedTransaction, found: TransactionDescription | None,
         return False
     left_ms = found.started_ms + found.timeout_ms - now_ms
     return abs(left_ms) > min(ROOM_MAX_MS, found.timeout_ms // 10)
-
-
-def piece_count(head: str) -> int:
-    """How many pieces a decision has, by the first of them; 1 for other text."""
-    fields = head.split(" ", 4)
-    return int(fields[3]) if len(fields) == 5 and is_whole(fields[3]) else 1

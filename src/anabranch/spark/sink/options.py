@@ -42,7 +42,8 @@ REFUSED = {
     "kafka.key.serializer": "keys are binary or text columns: encode them with DataFrame functions",
     "kafka.value.serializer": "values are binary or text columns: encode them with DataFrame functions",
 }
-IGNORED = ("checkpointLocation", "queryName")
+CHECKPOINT = "checkpointLocation"
+IGNORED = (CHECKPOINT, "queryName")
 """Options of Spark's own that it passes on."""
 TRANSACTION_TIMEOUT_MS = 600_000
 """The default: a transaction is open for as long as its micro-batch lasts, and in a restart of the driver."""
@@ -60,6 +61,8 @@ class SinkOptions:
     """How transactional ids, and the groups that keep decisions, begin."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of `Producer`."""
+    checkpoint: str | None = None
+    """Where Spark keeps the progress of a streaming query; None if it was not set as an option of the write."""
 
 
 def parse(given: Mapping[str, str]) -> SinkOptions:
@@ -83,7 +86,8 @@ def parse(given: Mapping[str, str]) -> SinkOptions:
         ProducerSettings(servers, **checked)
     except (TypeError, ValueError) as error:
         raise OptionError(f"An option {PREFIX}* is wrong: {error}.") from None
-    return SinkOptions(servers, options.get("topic"), exactly_once, prefix, producer)
+    checkpoint = next((given[name] for name in given if name.lower() == CHECKPOINT.lower()), None)
+    return SinkOptions(servers, options.get("topic"), exactly_once, prefix, producer, checkpoint)
 
 
 def _ignored() -> frozenset[str]:

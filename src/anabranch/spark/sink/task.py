@@ -2,15 +2,17 @@
 
 The producer of an earlier attempt is fenced when this one begins, and its transaction aborted, unless it was decided:
 then it is committed, and the task has nothing to write (`decision`). It reads its rows all the same: their digest says
-whether they are those of the decision. A worker process keeps its connections to brokers from task to task.
+whether they may be those of the decision. A worker process keeps its connections to brokers from task to task.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import chain
 
 import pyarrow as pa
 
@@ -20,8 +22,6 @@ from anabranch.client.producer.transactions import FENCED
 from anabranch.client.sync import Admin, Producer
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
-
-NO_ROWS = decision.Digest()
 
 
 class SinkError(AnabranchError):
@@ -51,7 +51,7 @@ class Written:
     """One that was written to; empty without rows."""
     prepared: PreparedTransaction | None = None
     """None if there is nothing to commit: no rows, or they are committed."""
-    digest: decision.Digest = NO_ROWS
+    digest: decision.Digest = decision.NO_ROWS
     """That of all rows of the task, also of those that an earlier attempt has written."""
 
 
@@ -72,7 +72,7 @@ def write(options: SinkOptions, names: tuple[str, ...], attempt: Attempt, batche
             return Written(attempt, digest=_digest(names, batches))
     with Producer(options.servers, transactional_id=transactional_id, **options.producer) as producer:
         producer.init_transactions()
-        mark = _mark(admin, transactional_id)
+        mark = _mark(admin, query, transactional_id)
         refuse_older(query, attempt.batch_id, decided, mark)
         if decision.is_marked(mark, attempt.batch_id):
             return Written(attempt, digest=_digest(names, batches))
@@ -100,26 +100,57 @@ def refuse_older(
 
 def refuse_other(
     query: decision.Names,
-    batch_id: int,
     decided: decision.Decision | None,
-    digest: decision.Digest,
-    *,
-    is_written: bool,
+    batch: decision.MicroBatch,
+    prepared: Mapping[int, PreparedTransaction],
+    missing: int,
 ) -> None:
-    """Raise `SinkError` for a micro-batch that was decided with other rows; `is_written` as in `has_other_rows`."""
-    if decision.has_other_rows(decided, batch_id, digest, is_written=is_written):
-        assert decided is not None and decided.digest is not None
-        before, now = decided.digest.rows, digest.rows
-        others = f"with {before} rows, and now it has {now}" if before != now else f"with {now} rows of other keys"
+    """Raise `SinkError` for a micro-batch that what was decided does not finish; arguments as of `why_refused`."""
+    why = decision.why_refused(decided, batch, prepared, missing)
+    if why is None:
+        return
+    number, now = batch.batch_id, batch.digest.rows
+    if why is decision.Refusal.NOT_DECIDED:
         raise SinkError(
-            f"{_held(query)} micro-batch {batch_id} of this query already, {others}: Spark has planned it anew, as "
-            "from a backup of the checkpoint or one with its last files deleted, or the rows of the query depend on "
-            f"more than its sources. None of these rows was written. {_ways_on(batch_id, batch_id)}"
+            f"{_held(query)} rows of micro-batch {number} of this query already, and what was decided of it is gone, "
+            "as when groups are deleted or expire: which rows these are is unknown. None of these rows was written. "
+            f"{_ways_on(number, number)}"
         )
+    assert decided is not None
+    count, lost = len(decided.transactions), missing + len(decided.transactions.keys() & prepared)
+    gone = f"{lost} of its {count} transactions were aborted before they could be committed, as by their timeout"
+    if why is decision.Refusal.ROWS_MISSING:
+        raise SinkError(
+            f"Micro-batch {number} of this query was decided, but {gone}. Its rows now come in other tasks than then, "
+            f"or are others. {_held(query, 'lack')} some of them, and nobody knows which. None of these was written. "
+            "Start the query again with all that divides its rows into tasks as it was (minPartitions, "
+            "maxRecordsPerPartition, coalesce): then what is missing is written. Or set transactionalIdPrefix to a new "
+            f"name, to write on from here: then no row is missing, and rows of micro-batch {number} come twice."
+        )
+    others = ", or the rows of the query depend on more than its sources"
+    if why is decision.Refusal.PLANNED_ANEW:
+        how, others = f"planned at {_time(decided.planned_ms)}, and this one is of {_time(batch.planned_ms)}", ""
+    elif decided.digest is None:
+        how = f"from an earlier version, which cannot be compared with these {now} rows"
+    elif decided.digest.rows == now:
+        how = f"with {now} rows of other keys"
+    else:
+        how = f"with {decided.digest.rows} rows, and now it has {now}"
+        others += ", or these have lost rows, as compacted topics do" if now < decided.digest.rows else ""
+    raise SinkError(
+        f"{_held(query)} micro-batch {number} of this query already, {how}: Spark has planned it anew, as from a "
+        f"backup of the checkpoint or one with its last files deleted{others}. None of these rows was written. "
+        f"{f'Of what was decided, {gone}. ' if lost else ''}{_ways_on(number, number)}"
+    )
 
 
-def _held(query: decision.Names) -> str:
-    return "The topics that are written hold" if query.topic is None else f"Topic {query.topic} holds"
+def _held(query: decision.Names, verb: str = "hold") -> str:
+    return f"The topics that are written {verb}" if query.topic is None else f"Topic {query.topic} {verb}s"
+
+
+def _time(planned_ms: int | None) -> str:
+    assert planned_ms is not None
+    return f"{datetime.fromtimestamp(planned_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}.{planned_ms % 1000:03d} UTC"
 
 
 def _ways_on(first: int, last: int) -> str:
@@ -131,14 +162,14 @@ def _ways_on(first: int, last: int) -> str:
 
 
 def _digest(names: tuple[str, ...], batches: Iterable[pa.RecordBatch]) -> decision.Digest:
-    return sum((rows.digest_of(batch, names) for batch in batches), NO_ROWS)
+    return sum((rows.digest_of(batch, names) for batch in batches), decision.NO_ROWS)
 
 
 def _send(
     producer: Producer, options: SinkOptions, names: tuple[str, ...], batches: Iterable[pa.RecordBatch]
 ) -> tuple[str, decision.Digest]:
     """Hand over all rows; return a topic of them, empty without any, and their digest."""
-    topic, digest = "", NO_ROWS
+    topic, digest = "", decision.NO_ROWS
     key, headers, timestamp = (name if name in names else None for name in ("key", "headers", "timestamp"))
     for batch in batches:
         if not batch.num_rows:
@@ -163,23 +194,32 @@ def admin_of(servers: str, process_id: int) -> Admin:
 
 
 def decided_in(admin: Admin, query: decision.Names) -> decision.Decision | None:
-    """Read the newest decision of a query."""
-    pieces: list[str] = []
-    while True:
-        found = admin.list_group_offsets(query.decision(len(pieces)))
-        newest = max(found.values(), key=lambda at: at.offset, default=None)
-        if newest is None:
+    """Read the newest decision of a query. Raises `SinkError` for one that cannot be read."""
+    try:
+        head = decision.newest(_pieces(admin, query.decision()))
+        if head is None:
             return None
-        pieces.append(newest.metadata)
-        if len(pieces) >= decision.piece_count(pieces[0]):
-            return decision.from_metadata(pieces, query)
+        others = [_pieces(admin, query.decision(number, head.write)) for number in range(1, head.count)]
+        return decision.from_pieces(head, chain.from_iterable(others), query)
+    except decision.DecisionError as error:
+        raise SinkError(
+            f"What was decided of the newest micro-batch of this query, in the groups {query.decision()} and those "
+            f"after it, is unknown: {error}. Nothing was written. Set "
+            "transactionalIdPrefix to a new name, to write on from here: then no row is missing, and rows of this "
+            "micro-batch may come twice."
+        ) from error
+
+
+def _pieces(admin: Admin, group: str) -> list[decision.Piece]:
+    """Read what a group holds; a resize of the topic gives a group offsets of more partitions, without metadata."""
+    return [decision.piece_of(at.metadata) for at in admin.list_group_offsets(group).values() if at.metadata]
 
 
 def decide(admin: Admin, query: decision.Names, topic: str, made: decision.Decision) -> None:
-    """Write a decision; when this returns, it holds."""
+    """Write a decision; when this returns, it holds. Until its first piece is written, the one before holds."""
     for number, piece in reversed(list(enumerate(decision.to_metadata(made, query)))):
         at = OffsetAndMetadata(made.batch_id + 1, metadata=piece)
-        admin.alter_group_offsets(query.decision(number), {(topic, 0): at})
+        admin.alter_group_offsets(query.decision(number, made.write), {(topic, 0): at})
 
 
 def ended(admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
@@ -193,11 +233,13 @@ def ended(admin: Admin, prepared: PreparedTransaction, *, commit: bool) -> bool:
     return True
 
 
-def is_written(admin: Admin, prepared: PreparedTransaction, batch_id: int) -> bool:
+def is_written(admin: Admin, query: decision.Names, prepared: PreparedTransaction, batch_id: int) -> bool:
     """Whether the rows of a task are in the topic, by whichever transaction of its id."""
-    return decision.is_marked(_mark(admin, prepared.transactional_id), batch_id)
+    return decision.is_marked(_mark(admin, query, prepared.transactional_id), batch_id)
 
 
-def _mark(admin: Admin, group: str) -> int | None:
-    found = admin.list_group_offsets(group)
+def _mark(admin: Admin, query: decision.Names, group: str) -> int | None:
+    """Read the mark of a task: the last one, also if its transaction is only just being committed."""
+    places = None if query.topic is None else [(query.topic, 0)]
+    found = admin.list_group_offsets(group, places, require_stable=True)
     return max((at.offset for at in found.values()), default=None)

@@ -25,8 +25,8 @@ from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
+from anabranch.spark.sink.planned import planned_ms
 from anabranch.spark.sink.task import (
-    NO_ROWS,
     Attempt,
     SinkError,
     Written,
@@ -72,23 +72,24 @@ class _Writer(Sent):
         if not self.options.exactly_once or not written:
             return None
         query = written[0].attempt.names(self.options)
-        digest = sum((one.digest for one in written), NO_ROWS)
         prepared = _prepared(written)
+        digests = {one.attempt.task: one.digest for one in written if one.digest.rows}
+        planned = planned_ms(self.options.checkpoint, written[0].attempt.query, batch_id)
+        batch = decision.MicroBatch(batch_id, digests, planned)
         before = decided_in(admin, query)
         refuse_older(query, batch_id, before)
-        made, left = decision.next_decision(before, batch_id, prepared, digest)
+        made, left = decision.next_decision(before, batch, prepared)
         aborted = self._end_all(admin, left, commit=True)  # They are decided, whatever this attempt has for rows.
-        fewer = decision.has_fewer_rows(before, batch_id, digest)
-        are_there = not fewer or all(_for_each(aborted, lambda each: is_written(admin, each, batch_id)))
-        refuse_other(query, batch_id, before, digest, is_written=are_there)
-        if fewer:
-            assert made.digest is not None
+        are_there = _for_each(aborted, lambda each: is_written(admin, query, each, batch_id))
+        refuse_other(query, before, batch, prepared, missing=are_there.count(False))
+        if decision.is_decided(before, batch_id) and made.digest is not None and made.digest != batch.digest:
             log.warning(
-                "Micro-batch %d was decided with %d rows, and its replay has %d: the rest has gone from the source "
-                "since, as from a compacted topic. All rows of the decision are written.",
+                "Micro-batch %d was decided with %d rows, and its replay has %d, or others: its sources have lost "
+                "rows since, as compacted topics do, or its rows depend on more than these. All rows of the decision "
+                "are written, and these are not.",
                 batch_id,
                 made.digest.rows,
-                digest.rows,
+                batch.digest.rows,
             )
         if prepared:
             self.check_open(admin, prepared)
@@ -124,7 +125,8 @@ class _Writer(Sent):
             f"{len(late)} of {count} transactions of micro-batch {batch_id} were aborted before they could "
             f"be committed, the first of {late[0].transactional_id}: by their timeout "
             "(kafka.transaction.timeout.ms), by another run of the same query, or by a second attempt of a task "
-            "(spark.speculation). Start the query again: it writes what is missing, and nothing twice."
+            "(spark.speculation). Start the query again, with its rows divided into tasks as they are: it writes what "
+            "is missing, and nothing twice."
         )
 
     # The two steps that change what readers see.
@@ -230,7 +232,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         """Delete the groups of this write: nobody will ask for them again. All rows are visible, so nothing fails."""
         query = decision.Names(self.options.prefix, self.id, self.options.topic)
         pieces = len(decision.to_metadata(made, query))
-        names = [*map(query.decision, range(pieces)), *map(query.task, made.transactions)]
+        names = [*(query.decision(at, made.write) for at in range(pieces)), *map(query.task, made.transactions)]
         for done, name in enumerate(names):
             try:
                 admin.delete_groups(name)
