@@ -38,7 +38,7 @@ COOPERATIVE = (
     ),
     Mutation(
         "what another member holds can be committed",
-        (Edit(SLICES, "if is_anothers and found.due_ms", "if False and found.due_ms"),),
+        (Edit(SLICES, "if found.session in others and", "if False and"),),
         MODEL,
         f"{WIRE}::test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records",
     ),

@@ -108,5 +108,7 @@ POSITION_WAIT_MAX_MS = 30_000
 """The longest time for which a member's question for positions is parked, in ms."""
 FILTERING_SIZE_MAX = 100 * 1024 * 1024
 """Memory for filtering records for fetches, by default."""
+SLICES_SIZE_MAX = 256 * 1024 * 1024
+"""Default of `cooperative.fetch.max.bytes`: 650,000 slices."""
 KEY_RANGE_CACHE_SIZE_MAX = 200 * 1024 * 1024
 """Memory for filtered records that are kept for other readers, by default."""

@@ -52,7 +52,7 @@ from anabranch.server.partitions.load import LoadSampling
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.server.partitions.scrubbing import Scrubbing
-from anabranch.server.partitions.slices import SliceBooks
+from anabranch.server.partitions.slices import SWEEP_INTERVAL_MS, SliceBooks
 from anabranch.server.partitions.topic_settings import SharedSettings, TopicSettings
 from anabranch.server.settings import DEFAULT_METRICS_LISTENER, Address, Settings, described, explicit
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, DataDirectory, Identity
@@ -162,6 +162,7 @@ class Broker:
             asyncio.create_task(
                 self._every(partial(context.view.setting, "log.cleaner.backoff.ms"), self._compaction.run)
             ),
+            asyncio.create_task(self._every(SWEEP_INTERVAL_MS, context.slices.sweep)),
             asyncio.create_task(self._every(self._scrub_interval_ms, self._scrubbing.run)),
             asyncio.create_task(self._every(context.loads.pause_ms, context.loads.run)),
             asyncio.create_task(
@@ -242,7 +243,13 @@ class Broker:
             commands=commands,
             fetches=self._fetches(replicas, view, checks, metrics),
             loads=loads,
-            slices=SliceBooks(memberships.live, clock, metrics, hold_ms=settings.slice_hold_ms),
+            slices=SliceBooks(
+                memberships.live,
+                clock,
+                metrics,
+                hold_ms=settings.slice_hold_ms,
+                size_max=settings.slices_size_max,
+            ),
             memberships=memberships,
             producer_ids=ProducerIds(store),
             groups=groups,

@@ -95,6 +95,22 @@ class OffsetRanges:
             number += 1
         return None
 
+    def starts_within(self, first: int, last: int) -> Iterator[int]:
+        """Where the ranges begin that lie between two offsets, or reach into what is between them."""
+        number = max(bisect_right(self._firsts, first) - 1, 0)
+        if number >= len(self._buckets):
+            return
+        at = max(bisect_right(self._buckets[number], first) - 1, 0)
+        if self._ends[self._buckets[number][at]] < first:
+            at += 1
+        while number < len(self._buckets):
+            bucket = self._buckets[number]
+            end = bisect_right(bucket, last)
+            yield from bucket[at:end]
+            if end < len(bucket):
+                return
+            number, at = number + 1, 0
+
     def count_below(self, offset: int) -> int:
         """The number of ranges that begin before an offset."""
         number = bisect_left(self._firsts, offset)

@@ -7,6 +7,9 @@ free again, because its member is gone or took too long, is offered before what 
      ^                   |
      '-------------------'   the member is gone, begins a new session, or holds it for longer than `hold_ms`
 
+What is committed in a transaction that is still to be decided is not open either, whoever holds it: it is committed, or
+open again, when that has ended.
+
 The rule: an offset is held by at most one member, and a commit counts only where no other member holds anything of it
 (`holder_of`). What is committed is not kept here but asked of the group's coordinator at each claim (`Progress`), so
 the two cannot differ; and a new leader begins with an empty book: what was out is offered again, and a commit of it
@@ -14,6 +17,10 @@ counts until it is handed to another member.
 
 Claims look for open offsets in two places: the spans that became free, and behind the frontier, before which all else
 is held or committed. So a claim takes as long beside 200,000 slices as beside ten.
+
+No step frees, or passes, more than some hundreds of slices. One that is over (overdue, or of an ended session) stays in
+the book until its turn comes, and counts for nothing but room; a claim that could not find out what is open `is_behind`,
+and is to be made again.
 
 A member numbers its claims within a session. The same number again gets the same slice, as the answer was lost; a
 number of the past, an older session or an older epoch gets nothing and moves nothing.
@@ -23,7 +30,7 @@ Nothing here is of our wire: any request that names a group's member can claim.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
@@ -31,14 +38,24 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.limits import SLICES_SIZE_MAX
+from anabranch.machines.groups.individual import OffsetRanges
 
 NO_SEQUENCE = -1
 """The number of the last claim of a session without any."""
-DROPPED_AT_A_TIME = 1_000
+DROPPED_AT_A_TIME = 250
 """Slices below the stable offset that one claim forgets: a millisecond."""
+FREED_AT_A_TIME = 250
+"""Slices that one claim frees: a millisecond."""
+PASSED_AT_A_TIME = 500
+"""Ranges that one claim passes over in search of an open offset: a millisecond."""
+SLICE_SIZE = 400
+"""Bytes of memory of a slice."""
+SESSION_SIZE = 600
+"""Bytes of memory of a session without any."""
 LOOKED_AT = 50
 """Slices of the member that a claim looks at, whether they are committed."""
-LOOKED_AT_WHERE_FULL = 1_000
+LOOKED_AT_WHERE_FULL = 500
 """The same where there is no room for another one."""
 
 
@@ -51,13 +68,16 @@ class Progress(Protocol):
 
     @property
     def version(self) -> Hashable:
-        """Another one where something that was committed may not be so any more: a reset, or a commit that was lost."""
+        """Another one where something that was passed may be open now: a reset, a lost commit, an aborted one."""
 
     def reaches(self, offset: int) -> int:
         """The lowest offset, at or above this one, that is not committed as far as one range tells."""
 
-    def next_committed(self, offset: int) -> int | None:
-        """The first offset of the first committed range behind an offset that is not committed; None without one."""
+    def passes(self, offset: int) -> int:
+        """The lowest one that is neither committed nor in a transaction, as far as one range tells."""
+
+    def next_passed(self, offset: int) -> int | None:
+        """The first offset of the first range behind an offset that is committed, or in a transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +98,19 @@ class SliceSettings:
     """Members with a session."""
 
 
+@dataclass(slots=True)
+class SliceRoom:
+    """The memory of many books together."""
+
+    size_max: int = SLICES_SIZE_MAX
+    size: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nobody can have another slice, or begin a session."""
+        return self.size >= self.size_max
+
+
 class Claimant(NamedTuple):
     """The member that claims, and the number of its claim."""
 
@@ -89,7 +122,23 @@ class Claimant(NamedTuple):
     """The number of the claim within the session: 0, or one more than that of the last slice that it got."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Session:
+    """The claims of one member."""
+
+    number: int
+    epoch: int
+    sequence: int = NO_SEQUENCE
+    """The number of the last claim that got a slice."""
+    last: int = -1
+    """The start of that slice."""
+    starts: dict[int, None] = field(default_factory=dict)
+    """Of its slices; those that were looked at last at the end."""
+    is_over: bool = False
+    """Whether its slices are to be freed, and are nobody's by now."""
+
+
+@dataclass(slots=True, eq=False)
 class Slice:
     """Offsets `start` to `end`, both inclusive, that a member holds; committed ones among them count no more."""
 
@@ -98,6 +147,7 @@ class Slice:
     member_id: str
     sequence: int
     due_ms: int
+    session: Session
     size: int = 0
     """Bytes of its records."""
     is_answered: bool = False
@@ -111,33 +161,28 @@ class Refused(NamedTuple):
     message: str
 
 
-@dataclass(slots=True)
-class _Session:
-    """The claims of one member."""
-
-    number: int
-    epoch: int
-    sequence: int = NO_SEQUENCE
-    """The number of the last claim that got a slice."""
-    last: int = -1
-    """The start of that slice."""
-    starts: dict[int, None] = field(default_factory=dict)
-    """Of its slices; those that were looked at last at the end."""
-
-
 class Slices:
     """The slices of one group and partition at its leader."""
 
-    def __init__(self, settings: SliceSettings) -> None:
+    def __init__(self, settings: SliceSettings, room: SliceRoom | None = None) -> None:
+        """`room`: what all books have together."""
         self.settings = settings
         self.size = 0
         """Bytes that members hold."""
         self.offered_again = 0
         """Slices that became free without having been committed."""
+        self.work = 0
+        """Slices and ranges that the last claim, or the last sweep, has freed, dropped or passed over."""
+        self.is_behind = False
+        """Whether the last claim has looked at a part only, and is to be made again."""
+        self._room = SliceRoom() if room is None else room
         self._held: dict[int, Slice] = {}
         """By start, those that were claimed first at the front."""
-        self._starts: list[int] = []
-        self._sessions: dict[str, _Session] = {}
+        self._spans = OffsetRanges()
+        """Their offsets."""
+        self._sessions: dict[str, Session] = {}
+        self._over: deque[Session] = deque()
+        """Sessions that have ended and have slices yet."""
         self._frontier = 0
         """No offset between the stable one and it is open, but in `_freed`."""
         self._freed: list[tuple[int, int]] = []
@@ -149,17 +194,17 @@ class Slices:
         return len(self._held)
 
     def __iter__(self) -> Iterator[Slice]:
-        """The slices that members hold, ascending."""
-        return (self._held[start] for start in self._starts)
+        """The slices in the book, ascending."""
+        return (self._held[start] for start, _ in self._spans)
 
     def held(self) -> list[Slice]:
-        """The slices that members hold, in any order: of 200,000 in a millisecond."""
+        """The slices in the book, in any order: of 200,000 in a millisecond."""
         return list(self._held.values())
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to remember."""
-        return not self._sessions
+        return not self._sessions and not self._held
 
     # -- claiming ------------------------------------------------------------------------------------------------------
 
@@ -178,37 +223,47 @@ class Slices:
         Below `log_start` are no records: there the bound does not count. A number that was answered before gets the
         slice that it got. `is_live` tells whether a member is still one.
         """
-        self.sweep(is_live, now_ms)
+        self.is_behind = False
+        more = self.sweep(is_live, now_ms)
         session = self._session_of(by)
-        if isinstance(session, Refused):
+        more = more or bool(self._over)
+        if session is None or isinstance(session, Refused):
             return session
         if by.sequence == session.sequence:
             held = self._held.get(session.last)
-            if held is not None and held.member_id == by.member_id:
+            if held is not None and held.session is session:
                 return held
+        if more:  # The lowest of what is free is not known yet.
+            self.is_behind = True
+            return None
         if not self._has_room(session, progress):
             return None
         start = self._first_open(progress, limit)
-        if start >= limit:
+        if start is None or start >= limit:
+            self.is_behind = start is None
             return None
         behind_it = start + max(1, min(records_max, self.settings.records_max))
         end = min(limit, log_start if start < log_start else behind_it) - 1
-        behind = bisect_left(self._starts, start)
-        if behind < len(self._starts):
-            end = min(end, self._starts[behind] - 1)
-        committed = progress.next_committed(start)
-        if committed is not None:
-            end = min(end, committed - 1)
-        found = Slice(start, end, by.member_id, by.sequence, now_ms + self.settings.hold_ms)
+        behind = self._spans.after(start)
+        if behind is not None:
+            end = min(end, behind[0] - 1)
+        passed = progress.next_passed(start)
+        if passed is not None:
+            end = min(end, passed - 1)
+        found = Slice(start, end, by.member_id, by.sequence, now_ms + self.settings.hold_ms, session)
         self._held[start] = found
-        insort(self._starts, start)
+        self._spans.put(start, end)
+        self._room.size += SLICE_SIZE
         session.starts[start] = None
         session.sequence, session.last = by.sequence, start
         self._frontier = max(self._frontier, end + 1)
         return found
 
-    def _session_of(self, by: Claimant) -> _Session | Refused:
-        """The session of a claim, begun if it is a new one; the member's slices of an older session become free."""
+    def _session_of(self, by: Claimant) -> Session | Refused | None:
+        """The session of a claim, begun if it is a new one; the member's slices of an older session become free.
+
+        None while there is no room for one.
+        """
         known = self._sessions.get(by.member_id)
         if known is not None and by.epoch < known.epoch:
             return Refused(
@@ -239,11 +294,15 @@ class Slices:
             return Refused(
                 ErrorCode.SHARE_SESSION_LIMIT_REACHED, f"{len(self._sessions)} members claim slices: no more can."
             )
-        self.end_session(by.member_id)
-        made = self._sessions[by.member_id] = _Session(by.session, by.epoch)
+        self._end(by.member_id)
+        self._free_those_over()
+        if self._room.is_full:
+            return None
+        self._room.size += SESSION_SIZE
+        made = self._sessions[by.member_id] = Session(by.session, by.epoch)
         return made
 
-    def _has_room(self, session: _Session, progress: Progress) -> bool:
+    def _has_room(self, session: Session, progress: Progress) -> bool:
         """Forget slices that are committed, as many as one claim may; return whether the member can have another."""
         self._drop_below(progress.stable)
         self._drop_committed(session, progress, LOOKED_AT)
@@ -262,30 +321,34 @@ class Slices:
 
     @property
     def _is_full(self) -> bool:
-        return self.size >= self.settings.size_max or len(self._held) >= self.settings.slices_max
+        settings = self.settings
+        return self.size >= settings.size_max or len(self._held) >= settings.slices_max or self._room.is_full
 
-    def _first_open(self, progress: Progress, limit: int) -> int:
-        """The lowest offset that is not committed and not held; `limit`, or one above, without one."""
+    def _first_open(self, progress: Progress, limit: int) -> int | None:
+        """The lowest offset that is open; `limit`, or one above, without one. None where that was not found out."""
         stable, version = progress.stable, progress.version
         if stable < self._seen[0] or version != self._seen[1]:
             self._frontier, self._freed = stable, []
         self._seen = stable, version
+        most = self.work + PASSED_AT_A_TIME
         while self._freed and self._freed[0][0] < self._frontier:
             first, last = self._freed[0]
-            at = self._passed(max(first, stable), min(last + 1, limit), progress)
+            at = self._passed(max(first, stable), min(last + 1, limit), progress, most)
             if at <= last:
                 heapreplace(self._freed, (at, last))
-                return at
+                return None if self.work >= most else at
             heappop(self._freed)
-        self._frontier = self._passed(max(self._frontier, stable), limit, progress)
-        return self._frontier
+        self._frontier = self._passed(max(self._frontier, stable), limit, progress, most)
+        return None if self.work >= most else self._frontier
 
-    def _passed(self, at: int, end: int, progress: Progress) -> int:
-        """The lowest open offset from one on; `end`, or one above, without one below it."""
-        while at < end:
-            behind = bisect_right(self._starts, at) - 1
-            held_to = self._held[self._starts[behind]].end + 1 if behind >= 0 else at
-            onward = max(held_to, progress.reaches(at))
+    def _passed(self, at: int, end: int, progress: Progress, most: int) -> int:
+        """The lowest open offset from one on; `end`, or one above, without one below it.
+
+        With as much work as may be done, an offset before which none is open.
+        """
+        while at < end and self.work < most:
+            self.work += 1
+            onward = max(self._spans.reaches(at), progress.passes(at))
             if onward <= at:
                 break
             at = onward
@@ -296,10 +359,11 @@ class Slices:
 
         False if it is not held. What is left out is open.
         """
-        if self._held.get(found.start) is not found:
+        if self._held.get(found.start) is not found or found.session.is_over:
             return False
         if end < found.end:
             whole, found.end = found.end, max(found.start, end)
+            self._spans.put(found.start, found.end)
             self._open(found.end + 1, whole)
         self.size += size - found.size
         found.size = size
@@ -308,8 +372,8 @@ class Slices:
 
     def cancel(self, found: Slice) -> None:
         """Undo a claim that was not answered; a repeated one of the same number may have been."""
-        session = self._sessions.get(found.member_id)
-        if found.is_answered or self._held.get(found.start) is not found or session is None:
+        session = found.session
+        if found.is_answered or self._held.get(found.start) is not found:
             return
         self._free(found)
         if session.last == found.start and session.sequence == found.sequence:
@@ -318,40 +382,57 @@ class Slices:
     # -- the end of slices ---------------------------------------------------------------------------------------------
 
     def end_session(self, member_id: str) -> None:
-        """Forget a member; what it has not committed is open."""
+        """Forget a member; what it has not committed is open, as soon as a step comes to it."""
+        self.work = 0
+        self._end(member_id)
+        self._free_those_over()
+
+    def _end(self, member_id: str) -> None:
         session = self._sessions.pop(member_id, None)
         if session is None:
             return
+        self._room.size -= SESSION_SIZE
+        session.is_over = True
         self.offered_again += len(session.starts)
         if session.starts:
-            self._starts = [start for start in self._starts if start not in session.starts]
-        for start in session.starts:
-            found = self._held.pop(start)
-            self.size -= found.size
-            self._open(start, found.end)
+            self._over.append(session)
 
-    def sweep(self, is_live: Callable[[str], bool], now_ms: int) -> None:
-        """Free the slices of members that are gone, and those that were held for too long."""
+    def sweep(self, is_live: Callable[[str], bool], now_ms: int) -> bool:
+        """Free slices of members that are gone, and those that were held for too long; whether more are left."""
+        self.work = 0
         for member_id in [member_id for member_id in self._sessions if not is_live(member_id)]:
-            self.end_session(member_id)
-        while self._held and (oldest := next(iter(self._held.values()))).due_ms <= now_ms:
-            self.offered_again += 1
-            self._free(oldest)
+            self._end(member_id)
+        self._free_those_over()
+        for found in list(islice(self._held.values(), max(0, FREED_AT_A_TIME - self.work))):
+            if found.due_ms > now_ms:
+                break
+            self.offered_again += not found.session.is_over
+            self._free(found)
+        return bool(self._over) or (bool(self._held) and next(iter(self._held.values())).due_ms <= now_ms)
+
+    def _free_those_over(self) -> None:
+        """Free slices of sessions that have ended, as many as one step may."""
+        while self._over and self.work < FREED_AT_A_TIME:
+            session = self._over[0]
+            for start in list(islice(session.starts, FREED_AT_A_TIME - self.work)):
+                self._free(self._held[start])
+            if not session.starts:
+                self._over.popleft()
 
     def _drop_below(self, stable: int) -> None:
         """Forget the slices below the stable offset, as many as one claim may."""
-        count = bisect_left(self._starts, stable)
-        if count and self._held[self._starts[count - 1]].end >= stable:
-            count -= 1
-        for start in self._starts[: min(count, DROPPED_AT_A_TIME)]:
-            found = self._held.pop(start)
-            self.size -= found.size
-            del self._sessions[found.member_id].starts[start]
-        del self._starts[: min(count, DROPPED_AT_A_TIME)]
+        for _ in range(DROPPED_AT_A_TIME):
+            first = self._spans.first()
+            if first is None or first[1] >= stable:
+                break
+            found = self._held[first[0]]
+            self._drop(found)
+            del found.session.starts[found.start]
 
-    def _drop_committed(self, session: _Session, progress: Progress, count: int) -> None:
+    def _drop_committed(self, session: Session, progress: Progress, count: int) -> None:
         """Look at so many slices of a session, each time at the next ones, and forget those that are committed."""
         for start in list(islice(session.starts, count)):
+            self.work += 1
             del session.starts[start]
             found = self._held[start]
             if self._is_committed(found, progress):
@@ -368,7 +449,7 @@ class Slices:
     def _free(self, found: Slice) -> None:
         """Hold a slice no more; what of it is not committed is open."""
         self._drop(found)
-        del self._sessions[found.member_id].starts[found.start]
+        del found.session.starts[found.start]
         self._open(found.start, found.end)
 
     def _open(self, first: int, last: int) -> None:
@@ -380,8 +461,17 @@ class Slices:
 
     def _drop(self, found: Slice) -> None:
         del self._held[found.start]
-        del self._starts[bisect_left(self._starts, found.start)]
+        self._spans.remove(found.start)
+        self._room.size -= SLICE_SIZE
         self.size -= found.size
+        self.work += 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._room.size -= SLICE_SIZE * len(self._held) + SESSION_SIZE * len(self._sessions)
+        self._held, self._spans, self._sessions, self._freed = {}, OffsetRanges(), {}, []
+        self._over.clear()
+        self.size = self._frontier = 0
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
@@ -389,14 +479,17 @@ class Slices:
         self, member_id: str, ranges: Iterable[tuple[int, int]], is_live: Callable[[str], bool], now_ms: int
     ) -> Slice | None:
         """A slice of another member that lies in the ranges of a commit, which must not count then; None without."""
-        if not self._held:
+        others = {
+            session
+            for other_id, session in self._sessions.items()
+            if other_id != member_id and session.starts and is_live(other_id)
+        }
+        if not others:
             return None
+        held = self._held
         for first, last in ranges:
-            at = max(0, bisect_right(self._starts, first) - 1)
-            while at < len(self._starts) and self._starts[at] <= last:
-                found = self._held[self._starts[at]]
-                at += 1
-                is_anothers = found.end >= first and found.member_id != member_id
-                if is_anothers and found.due_ms > now_ms and is_live(found.member_id):
+            for start in self._spans.starts_within(first, last):
+                found = held[start]
+                if found.session in others and found.due_ms > now_ms:
                     return found
         return None

@@ -48,7 +48,11 @@ class Committed:
         """The lowest offset, at or above this one, that is not committed as far as one range tells."""
         return max(self.stable, self._ranges.reaches(offset))
 
-    def next_committed(self, offset: int) -> int | None:
+    def passes(self, offset: int) -> int:
+        """The same of what is open."""
+        return self.reaches(offset)
+
+    def next_passed(self, offset: int) -> int | None:
         """The first offset of the first committed range behind an offset."""
         found = self._ranges.after(offset)
         return None if found is None else found[0]

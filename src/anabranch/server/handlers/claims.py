@@ -54,6 +54,10 @@ CLAIMS_MAX = 1_000
 """Partitions of one fetch."""
 AT_A_TIME = 50
 """Partitions that are claimed, or read, before other work has its turn: 3 ms."""
+WORK_AT_A_TIME = 500
+"""Slices that claims free or pass over before other work has its turn: 2 ms."""
+LOOKS_MAX = 2_000
+"""Steps that one claim takes to find a slice, each a turn of the loop."""
 RECHECK_S = 0.25
 """A waiting fetch looks so often whether members with slices are gone."""
 END_SESSION = -1
@@ -154,6 +158,8 @@ class _Attempt:
         """Those of which something may be left for others, and whether a slice of them was reserved."""
         self.urgent = False
         """Whether to answer now."""
+        self._work = 0
+        """What claims have freed or passed over since other work had its turn."""
 
     @property
     def answers(self) -> int:
@@ -174,10 +180,11 @@ class _Attempt:
         try:
             try:
                 for count, (at, topic, part) in enumerate(self._parts(), 1):
-                    if count % AT_A_TIME == 0:
+                    if count % AT_A_TIME == 0 or self._work >= WORK_AT_A_TIME:
+                        self._work = 0
                         await asyncio.sleep(0)
                     try:
-                        found = await self._claim(topic, part)
+                        found = await self._claim_in_steps(topic, part)
                     except ApiError as error:
                         self._refuse(at, part, error.code, error.message)
                         continue
@@ -218,8 +225,23 @@ class _Attempt:
             partition_index=part.partition, error_code=code, high_watermark=-1, records=b"", error_message=message
         )
 
-    async def _claim(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData:
-        """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason."""
+    async def _claim_in_steps(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData:
+        """As `_claim`, with steps of which none takes long."""
+        for _ in range(LOOKS_MAX):
+            found = await self._claim(topic, part)
+            if found is not None:
+                return found
+            self._work = 0
+            await asyncio.sleep(0)
+        raise ApiError(
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The slices of the partition change too fast; try again."
+        )
+
+    async def _claim(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData | None:
+        """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason.
+
+        None where another look has to follow.
+        """
         broker, request, claim = self._broker, self._request, part.claim
         if claim is None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "A fetch claims slices of all its partitions, or of none.")
@@ -274,8 +296,11 @@ class _Attempt:
         slices = broker.slices.of(group_id, partition)
         live = broker.memberships.live(group_id)
         found = slices.claim(by, progress, limit, claim.records_max, live, broker.slices.now_ms, log.log_start)
+        self._work += slices.work
         if isinstance(found, Refused):
             raise ApiError(found.code, found.message)
+        if slices.is_behind:
+            return None
         self.looked_at[partition] = limit
         if slices.may_have_open(limit):
             self._left[partition] = found is not None

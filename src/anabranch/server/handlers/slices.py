@@ -65,7 +65,7 @@ def _partition(number: int, found: Found) -> DescribeSlicesResponsePartition:
     if isinstance(found, ErrorCode):
         return DescribeSlicesResponsePartition(partition_index=number, error_code=found)
     members: dict[str, DescribeSlicesMember] = {}
-    for each in sorted(found, key=lambda it: it.start):
+    for each in sorted((it for it in found if not it.session.is_over), key=lambda it: it.start):
         member = members.get(each.member_id)
         if member is None:
             member = DescribeSlicesMember(member_id=each.member_id, first_offset=each.start)

@@ -1,26 +1,30 @@
 """The books of slices of one leader: which member of which group holds what of a partition (ADR 0053).
 
 `machines.partition.slices` decides. Books are in memory alone: a new leader, or this broker after a restart, begins
-with empty ones. They are dropped when no member has a session any more; members that are gone are noticed at each
-claim, and of groups that claim no more, one book at a time whenever another is asked for.
+with empty ones. They are dropped when no member has a session any more. Members that are gone, and slices that were
+held for too long, are noticed at each claim, and of groups that claim no more by `sweep`, from time to time.
+
+All books have one budget of memory: without room a claim gets nothing, as from a full book.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.base.errors import ApiError
-from anabranch.machines.partition.slices import Slice, Slices, SliceSettings
+from anabranch.base.limits import SLICES_SIZE_MAX
+from anabranch.machines.partition.slices import Slice, SliceRoom, Slices, SliceSettings
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.slice_waits import SliceWaits
 
-BOOKS_SWEPT = 2
-"""Books that are looked at for members that are gone whenever one is asked for."""
+WORK_AT_A_TIME = 500
+"""Slices that `sweep` frees before other work has its turn, and ten times the books that it looks at: 2 ms."""
+SWEEP_INTERVAL_MS = 1_000
 
 Live = Callable[[str], Callable[[str], bool]]
 """Gives for a group the function that tells whether a member is in it; ApiError while that is not known."""
@@ -38,7 +42,11 @@ class Book(NamedTuple):
 class SliceBooks:
     """The slices of all groups in all partitions of this leader."""
 
-    def __init__(self, live: Live, clock: Clock, metrics: Metrics, *, hold_ms: int) -> None:
+    def __init__(
+        self, live: Live, clock: Clock, metrics: Metrics, *, hold_ms: int, size_max: int = SLICES_SIZE_MAX
+    ) -> None:
+        """`size_max`: bytes of memory for all books."""
+        self._room = SliceRoom(size_max)
         self._live = live
         self._clock = clock
         self._settings = SliceSettings(hold_ms=hold_ms)
@@ -51,6 +59,7 @@ class SliceBooks:
         metrics.total(
             "anabranch_slices_held", "Slices that members hold.", lambda: map(len, list(self._books.values()))
         )
+        gauge("anabranch_slices_bytes", "Memory for slices and the sessions of members.", lambda: self._room.size)
         gauge("anabranch_slices_offered_again", "Slices that were not committed by who had them.", self._offered_again)
 
     @property
@@ -64,24 +73,30 @@ class SliceBooks:
     def of(self, group_id: str, partition: Partition) -> Slices:
         """The slices of a group in a partition, made if there are none."""
         key = self._key(group_id, partition)
-        self._sweep_some()
         found = self._books.get(key)
         if found is None:
-            found = Slices(self._settings)
-            if partition.leadership is not None:  # A partition that was removed meanwhile is not kept in mind.
-                self._books[key] = found
+            if partition.leadership is None:  # A partition that was removed meanwhile is not kept in mind.
+                return Slices(self._settings)
+            found = self._books[key] = Slices(self._settings, self._room)
         return found
 
-    def _sweep_some(self) -> None:
-        """Look at the books that were not looked at for the longest time."""
-        for key in list(_first(self._books, BOOKS_SWEPT)):
-            slices = self._books.pop(key)
-            with contextlib.suppress(ApiError):  # The coordinator reads its log.
-                slices.sweep(self._live(key.group_id), self.now_ms)
-            if slices.is_idle:
+    async def sweep(self) -> None:
+        """Free what is held by nobody any more, in all books, and drop those in which nothing is."""
+        work = 0
+        for key, slices in list(self._books.items()):
+            more = self._books.get(key) is slices
+            while more:
+                try:
+                    more = slices.sweep(self._live(key.group_id), self.now_ms)
+                except ApiError:  # The coordinator reads its log.
+                    more = False
+                work += 10 + slices.work
+                if work >= WORK_AT_A_TIME:
+                    work = 0
+                    await asyncio.sleep(0)
+            if slices.is_idle and self._books.get(key) is slices:
+                del self._books[key]
                 self._again_of_dropped += slices.offered_again
-            else:
-                self._books[key] = slices
 
     def _offered_again(self) -> int:
         return self._again_of_dropped + sum(slices.offered_again for slices in self._books.values())
@@ -106,9 +121,6 @@ class SliceBooks:
     def forget(self, topic_id: UUID, partitions: Collection[int]) -> None:
         """Drop what is known of partitions that were removed."""
         for key in [key for key in self._books if key.topic_id == topic_id and key.partition in partitions]:
-            self._again_of_dropped += self._books.pop(key).offered_again
-
-
-def _first(books: dict[Book, Slices], count: int) -> Iterator[Book]:
-    for _, key in zip(range(count), books, strict=False):
-        yield key
+            dropped = self._books.pop(key)
+            self._again_of_dropped += dropped.offered_again
+            dropped.clear()

@@ -568,6 +568,12 @@ class Settings:
         limits.KEY_RANGE_CACHE_SIZE_MAX,
         "Memory for records that were found for other readers of a partition than the one that was just answered.",
     )
+    slices_size_max: int = setting(
+        "cooperative.fetch.max.bytes",
+        Between(1 << 16, INT64_MAX),
+        limits.SLICES_SIZE_MAX,
+        "Memory for the slices that members of all groups hold; without room, none is handed out until some are done.",
+    )
     slice_hold_ms: int = setting(
         "cooperative.fetch.hold.ms",
         Between(100, INT64_MAX),

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from anabranch.machines.partition.slices import Claimant, Slice, Slices, SliceSettings
+from anabranch.machines.partition.slices import (
+    FREED_AT_A_TIME,
+    PASSED_AT_A_TIME,
+    SESSION_SIZE,
+    SLICE_SIZE,
+    Claimant,
+    Slice,
+    SliceRoom,
+    Slices,
+    SliceSettings,
+)
+
+MANY = 2_000
+WORK_MAX = 2_000
+"""Slices and ranges of one step: 4 ms."""
 
 
 class Nothing:
@@ -17,25 +31,47 @@ class Nothing:
         self.asked += 1
         return max(self.stable, offset)
 
-    def next_committed(self, offset: int) -> int | None:
+    def passes(self, offset: int) -> int:
+        return self.reaches(offset)
+
+    def next_passed(self, offset: int) -> int | None:
         return None
 
 
 class Book:
     """The slices of one partition, and members that number their claims."""
 
-    def __init__(self, settings: SliceSettings | None = None) -> None:
-        self.slices = Slices(SliceSettings() if settings is None else settings)
+    def __init__(self, settings: SliceSettings | None = None, room: SliceRoom | None = None) -> None:
+        self.slices = Slices(SliceSettings() if settings is None else settings, room)
+        self.gone: set[str] = set()
+        self.now_ms = 0
         self.progress = Nothing()
         self._sequences: dict[str, int] = {}
 
     def claim(self, member: str, limit: int, records_max: int = 500, *, log_start: int = 0) -> Slice | None:
         by = Claimant(member, 1, 1, self._sequences.get(member, 0))
-        found = self.slices.claim(by, self.progress, limit, records_max, lambda name: True, 0, log_start)
+        found = self.slices.claim(by, self.progress, limit, records_max, self.is_live, self.now_ms, log_start)
         assert found is None or isinstance(found, Slice), found
         if found is not None:
             self._sequences[member] = by.sequence + 1
         return found
+
+    def is_live(self, member: str) -> bool:
+        return member not in self.gone
+
+    def fill(self, *members: str) -> None:
+        """Have members hold many slices, of one record each, in turns."""
+        for number in range(MANY):
+            assert self.claim(members[number % len(members)], number + 1, 1) is not None
+
+    def steps(self, limit: int) -> tuple[int, Slice | None]:
+        """Claim until it is found out what is open; in how many steps."""
+        for count in range(1, MANY):
+            found = self.claim("next", limit, 1)
+            assert self.slices.work <= WORK_MAX
+            if found is not None or not self.slices.is_behind:
+                return count, found
+        raise AssertionError("it is never found out")
 
 
 def test_records_that_come_one_by_one_are_handed_out_without_a_commit() -> None:
@@ -76,3 +112,76 @@ def test_a_claim_does_not_look_at_all_that_is_held_behind_a_slice_that_was_free_
     last = book.claim("m1", 20_020, 10)
     assert last is not None and last.start == 20_010
     assert book.progress.asked < 100, "a few of its own slices, and what may be open"
+
+
+def test_what_members_that_are_gone_had_is_freed_some_at_a_time_and_is_nobodys_at_once() -> None:
+    book = Book()
+    book.fill("a", "b")
+    book.gone = {"a", "b"}
+    assert book.claim("c", MANY, 1) is None and book.slices.is_behind
+    assert len(book.slices) == MANY - FREED_AT_A_TIME
+    assert book.slices.holder_of("d", [(0, MANY)], book.is_live, 0) is None
+    book.gone = set()  # They come again, and have nothing.
+    assert book.slices.holder_of("d", [(0, MANY)], book.is_live, 0) is None
+    left = next(it for it in book.slices.held() if it.member_id == "b")
+    assert not book.slices.shrink(left, left.end, 1), "it ended before it was read"
+    steps = 1
+    while book.slices.sweep(book.is_live, 0):
+        assert book.slices.work <= FREED_AT_A_TIME
+        steps += 1
+    assert steps >= MANY // FREED_AT_A_TIME - 1 and not len(book.slices)
+    found = book.steps(MANY)[1]
+    assert found is not None and found.start == 0, "the lowest, when all are free"
+    assert book.slices.offered_again == MANY
+
+
+def test_what_was_held_for_too_long_is_freed_some_at_a_time_and_is_nobodys_at_once() -> None:
+    book = Book()
+    book.fill("a", "b")
+    book.now_ms = SliceSettings().hold_ms
+    assert book.slices.holder_of("d", [(0, MANY)], book.is_live, book.now_ms) is None
+    count = 1
+    while book.slices.sweep(book.is_live, book.now_ms):
+        assert book.slices.work <= FREED_AT_A_TIME
+        count += 1
+    assert count >= MANY // FREED_AT_A_TIME and not len(book.slices)
+    assert book.steps(MANY)[1] is not None
+
+
+def test_a_session_that_begins_anew_frees_what_the_last_one_had_some_at_a_time() -> None:
+    book = Book()
+    book.fill("a")
+    steps, again = 1, book.slices.claim(Claimant("a", 1, 2, 0), book.progress, MANY, 1, book.is_live, 0)
+    assert again is None and len(book.slices) == MANY - FREED_AT_A_TIME
+    assert book.slices.holder_of("b", [(0, MANY)], book.is_live, 0) is None, "they are of the session that is over"
+    while again is None and book.slices.is_behind:
+        again = book.slices.claim(Claimant("a", 1, 2, 0), book.progress, MANY, 1, book.is_live, 0)
+        assert book.slices.work <= WORK_MAX
+        steps += 1
+    assert isinstance(again, Slice) and again.start == 0 and steps >= MANY // FREED_AT_A_TIME
+    assert book.slices.holder_of("b", [(0, MANY)], book.is_live, 0) is again
+
+
+def test_all_is_looked_for_anew_some_at_a_time() -> None:
+    book = Book()
+    book.fill("a", "b")
+    book.progress.version += 1
+    steps, found = book.steps(MANY)
+    assert steps >= MANY // PASSED_AT_A_TIME and found is None
+    book.slices.end_session("a")
+    assert book.steps(MANY)[1] is not None
+
+
+def test_all_books_have_one_budget() -> None:
+    room = SliceRoom(size_max=2 * SESSION_SIZE + 5 * SLICE_SIZE)
+    first, second = Book(room=room), Book(room=room)
+    assert [first.claim("a", 9, 1) is not None for _ in range(3)] == [True] * 3
+    assert [second.claim("b", 9, 1) is not None for _ in range(3)] == [True, True, False]
+    assert second.claim("c", 9, 1) is None, "nor a session"
+    assert not second.slices.is_behind, "there is nothing to be made again for"
+    first.progress.stable = 2
+    assert first.claim("a", 9, 1) is not None, "as some of what it had is committed"
+    assert second.claim("b", 9, 1) is not None
+    first.slices.clear()
+    second.slices.end_session("b")
+    assert room.size == 0
