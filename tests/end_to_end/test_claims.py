@@ -200,6 +200,30 @@ def test_what_a_member_had_is_offered_again_when_it_is_gone_and_its_commit_count
         assert second.progress() == (30, [])
 
 
+def test_what_a_member_that_has_left_has_in_a_transaction_is_handed_out_when_that_is_aborted(
+    process: BrokerProcess,
+) -> None:
+    first, second = two(process, "decides", 40)
+    with first, second, WireClient(process.port) as client:
+        assert [first.slice(0), first.slice(1)] == [(0, 9), (10, 19)]
+        at: dict[str, Any] = {"group": "decides", "topic": "decides", "partition": 0, "offset": -1}
+        counts, fails = (TransactionalProducer(client, name).init() for name in ("counts", "fails"))
+        who = first.name, first.epoch
+        assert counts.commit_offset(**at, ranges=[(0, 9)], member=who) is ErrorCode.NONE
+        assert fails.commit_offset(**at, ranges=[(10, 19)], member=who) is ErrorCode.NONE
+        first.beat("decides", "first", LEFT)
+        second.stay()
+        assert second.slice(0) == (20, 29), "nothing that may have been processed, and count"
+        counts.commit()
+        assert second.slice(1) == (30, 39)
+        assert second.slice(2) is None
+        fails.abort()
+        second.stay()
+        assert second.slice(2, wait_ms=5_000) == (10, 19), "what does not count"
+        assert second.commit_slice((10, 39)) is ErrorCode.NONE
+        assert second.progress() == (40, [])
+
+
 def test_a_member_that_leaves_or_ends_its_session_gives_back_at_once(process: BrokerProcess) -> None:
     first, second = two(process, "gives")
     with first, second:

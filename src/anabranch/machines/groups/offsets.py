@@ -483,6 +483,10 @@ class Offsets:
         changes = self.in_transactions.of(group_id, (topic, partition))
         return self.positions.unstable(group_id, topic, partition) or next(changes, None) is not None
 
+    def may_be_taken(self, group_id: str, partition: tuple[str, int]) -> bool:
+        """Whether a transaction has committed something of a partition, or one of the group waits to do so."""
+        return group_id in self.in_transactions.waiting or self.is_unstable(group_id, *partition)
+
     def has_pending(self, group_id: str) -> bool:
         """Whether a transaction has committed anything for the group that is not part of its positions yet."""
         return self.positions.has_pending(group_id) or self.in_transactions.of_group(group_id)

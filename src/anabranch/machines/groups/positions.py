@@ -152,6 +152,10 @@ class Positions:
         pending = self._pending_in.get(group_id, {}).get((topic, partition), {})
         return len(pending) > (but in pending)
 
+    def pending_in(self, group_id: str, topic: str, partition: int) -> tuple[int, ...]:
+        """The producers whose open transactions have committed a position."""
+        return tuple(self._pending_in.get(group_id, {}).get((topic, partition), ()))
+
     def pending(self, group_id: str, topic: str, partition: int, producer_id: int) -> Position | None:
         """The position that the open transaction of a producer has committed."""
         found = self._pending.get(producer_id, {}).get(group_id, {}).get((topic, partition))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -29,33 +29,69 @@ if TYPE_CHECKING:  # They are loaded with the first log.
     from anabranch.machines.groups.individual import OffsetRanges
     from anabranch.machines.groups.positions import Position
     from anabranch.machines.groups.records import CoordinatorRecord
+    from anabranch.machines.groups.taken import Taken
 
 BY_NAME_VERSION = 9
 """The last version of OffsetCommit that names topics."""
+FOLLOWED_MAX = 10_000
+"""Partitions of groups of which one machine's transactions are followed; of the others, claims look anew at each."""
 
 
 class Committed:
     """What a group has committed of a partition (`machines.partition.slices.Progress`)."""
 
-    __slots__ = ("_ranges", "stable", "version")
+    __slots__ = ("_ranges", "_taken", "is_known", "stable", "version")
 
-    def __init__(self, position: Position, ranges: OffsetRanges, machine: int, log_start: int) -> None:
+    def __init__(
+        self,
+        position: Position,
+        ranges: OffsetRanges,
+        taken: OffsetRanges | None,
+        version: Hashable,
+        log_start: int,
+        *,
+        is_known: bool = True,
+    ) -> None:
+        """`taken`: what is in transactions; None without any."""
         self.stable = position.told(log_start).offset
-        self.version: Hashable = (machine, position.ranges_since)
+        self.version = version
+        self.is_known = is_known
+        """Whether nothing is in transactions beside what was looked at; ask again otherwise."""
         self._ranges = ranges
+        self._taken = taken
 
     def reaches(self, offset: int) -> int:
         """The lowest offset, at or above this one, that is not committed as far as one range tells."""
         return max(self.stable, self._ranges.reaches(offset))
 
     def passes(self, offset: int) -> int:
-        """The same of what is open."""
-        return self.reaches(offset)
+        """The same of what is neither committed nor in a transaction."""
+        offset = self.reaches(offset)
+        return offset if self._taken is None else self._taken.reaches(offset)
 
     def next_passed(self, offset: int) -> int | None:
-        """The first offset of the first committed range behind an offset."""
+        """The first offset of the first range behind an offset that is committed, or in a transaction."""
         found = self._ranges.after(offset)
-        return None if found is None else found[0]
+        taken = None if self._taken is None else self._taken.after(offset)
+        if found is None or taken is None:
+            found = found or taken
+            return None if found is None else found[0]
+        return min(found[0], taken[0])
+
+
+class _Followed(NamedTuple):
+    """What is in transactions of a partition of a group, and a number of its own."""
+
+    number: int
+    taken: Taken
+
+
+class _Known(NamedTuple):
+    """A machine that was asked."""
+
+    number: int
+    taken: dict[tuple[str, tuple[str, int]], _Followed]
+    """By group and partition, those that were asked for last at the end."""
 
 
 class Memberships:
@@ -63,9 +99,9 @@ class Memberships:
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._numbers: WeakKeyDictionary[Coordinator, int] = WeakKeyDictionary()
-        """Of the machines that were asked: one that was loaded later may know less."""
-        self._next_number = itertools.count()
+        self._known: WeakKeyDictionary[Coordinator, _Known] = WeakKeyDictionary()
+        """The machines that were asked: one that was loaded later may know less."""
+        self._numbers = itertools.count(1)
 
     def check_member(self, group_id: str, member_id: str, epoch: int, instance_id: str | None = None) -> None:
         """ApiError with a sentence unless this is a member of the group, at its epoch."""
@@ -99,6 +135,7 @@ class Memberships:
         A position that the coordinator wrote is the log start at least, as commits and fetches of offsets take it.
         """
         from anabranch.machines.groups.classic import ClassicGroup
+        from anabranch.machines.groups.taken import Taken
 
         machine = self._machine(group_id)
         if not machine.settings.individual_commits:
@@ -123,11 +160,25 @@ class Memberships:
                 f"Group {group_id} has shared {topic}-{partition} by key: its keys stand at different offsets. Use "
                 "another group, or reset its offsets.",
             )
-        number = self._numbers.get(machine)
-        if number is None:
-            number = self._numbers[machine] = next(self._next_number)
-        ranges = machine.offsets.individual.of(group_id, (topic, partition), position)
-        return Committed(position, ranges, number, log_start)
+        known = self._known.get(machine)
+        if known is None:
+            known = self._known[machine] = _Known(next(self._numbers), {})
+        at = topic, partition
+        ranges = machine.offsets.individual.of(group_id, at, position)
+        followed = known.taken.pop((group_id, at), None)
+        if followed is None:
+            if not machine.offsets.may_be_taken(group_id, at):
+                return Committed(position, ranges, None, (known.number, position.ranges_since, 0), log_start)
+            followed = _Followed(next(self._numbers), Taken())
+            while len(known.taken) >= FOLLOWED_MAX:
+                del known.taken[next(iter(known.taken))]
+        known.taken[group_id, at] = followed
+        number, taken = followed
+        members = () if group is None else group.members
+        is_settled = not self._groups.shard_of(group_id).is_deciding
+        is_known = taken.look(machine.offsets, group_id, at, position, members, is_settled=is_settled)
+        version = known.number, position.ranges_since, number, taken.lapses
+        return Committed(position, ranges, taken.ranges, version, log_start, is_known=is_known)
 
     async def begin(self, group_id: str, member_id: str, epoch: int, at: TopicPartition, offset: int) -> None:
         """Have a group that has committed nothing of a partition begin at an offset, durably; the first call counts."""

@@ -129,6 +129,11 @@ class Shard(Generic[MachineT, RecordT]):
         assert self._machine is not None
         return self._machine
 
+    @property
+    def is_deciding(self) -> bool:
+        """Whether something is decided apart, or waits in line: the machine may be amid a change."""
+        return self._turns.busy
+
     def ask(
         self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]], weigh: Callable[[MachineT], int] | None = None
     ) -> Any:

@@ -286,6 +286,8 @@ class _Attempt:
             progress = broker.memberships.committed(*where, log.log_start)
             if progress is None:
                 raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
+        if not progress.is_known:
+            return None
         if progress.stable > log.end:
             raise ApiError(
                 ErrorCode.OFFSET_OUT_OF_RANGE,
