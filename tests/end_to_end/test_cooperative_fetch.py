@@ -25,6 +25,7 @@ from anabranch.client import (
     ApiError,
     Consumer,
     ErrorCode,
+    OffsetAndMetadata,
     Producer,
     RejectError,
     SubscriptionPattern,
@@ -369,6 +370,38 @@ def test_a_transaction_that_is_open_is_not_handed_out_and_an_aborted_one_is_done
             while (await consumer.lag())[TopicPartition("decided", 0)]:
                 await consumer.poll(0.1)
                 assert time.monotonic() < deadline, "markers and aborted records are committed as what is around them"
+
+    asyncio.run(consume())
+
+
+def test_ranges_of_slices_are_committed_in_transactions_and_let_go_of_after_them(address: str) -> None:
+    create(address, "eos")
+    produce(address, "eos", 20)
+
+    async def consume() -> None:
+        settings = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "max_poll_records": 10}
+        async with (
+            Producer(address, transactional_id="eos", linger_ms=0) as producer,
+            Consumer(address, group_id="eos", share="any", **settings) as consumer,
+        ):
+            consumer.subscribe("eos")
+            await producer.init_transactions()
+            seen: list[int] = []
+            while len(seen) < 20:
+                records = await consumer.poll(5)
+                seen += [record.offset for record in records]
+                with pytest.raises(ApiError, match="send the ranges"):
+                    consumer.offsets_to_commit()
+                if records:
+                    done = {("eos", 0): [(records[0].offset, records[-1].offset)]}
+                    offsets = {tp: OffsetAndMetadata(-1, ranges=ranges) for tp, ranges in done.items()}
+                    await producer.begin_transaction()
+                    await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+                    await producer.commit_transaction()
+                    await consumer.commit(ranges=done)
+            assert seen == list(range(20))
+            assert consumer._cooperative is not None and len(consumer._cooperative.ledger) == 0
+        assert await _stable(address, "eos") == 20
 
     asyncio.run(consume())
 

@@ -534,7 +534,7 @@ class Consumer:
         return await group.committed([TopicPartition(*tp) for tp in partitions] or self.assignment())
 
     def offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return what `commit` would commit now, of this member's keys alone: for `send_offsets_to_transaction`."""
+        """Return what `commit` would commit, of this member's keys (not of slices): for transactions."""
         return self._grouped("name offsets to commit").to_commit()
 
     def group_metadata(self) -> GroupMetadata:

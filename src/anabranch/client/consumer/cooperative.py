@@ -129,6 +129,14 @@ class CooperativeGroup(Group):
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
+    def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Refuse: after an abort, what is done could not be undone here, and would go with the next transaction."""
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            "a consumer with share 'any' has no offsets to commit: send the ranges of the records that you have "
+            "processed, OffsetAndMetadata(-1, ranges=...), and once the transaction is committed, commit(ranges=...)",
+        )
+
     async def commit(
         self,
         offsets: Mapping[TopicPartition, OffsetAndMetadata] | None,
