@@ -19,8 +19,8 @@ Claims look for open offsets in two places: the spans that became free, and behi
 is held or committed. So a claim takes as long beside 200,000 slices as beside ten.
 
 No step frees, or passes, more than some hundreds of slices. One that is over (overdue, or of an ended session) stays in
-the book until its turn comes, and counts for nothing but room; a claim that could not find out what is open `is_behind`,
-and is to be made again.
+the book until its turn comes, and counts for nothing but room. A claim that could not find out what is open
+`is_behind`, and is to be made again.
 
 A member numbers its claims within a session. The same number again gets the same slice, as the answer was lost; a
 number of the past, an older session or an older epoch gets nothing and moves nothing.
