@@ -217,8 +217,9 @@ class CooperativeGroup(Group):
                         again = [part for part in some if part.end >= context.offsets.stable[tp]]
                         work.extend(_requests(_from(again, context.offsets.stable[tp])))
                     elif code is ErrorCode.INVALID_RECORD_STATE:
-                        if len(some) > 1:  # One by one, to find out which.
-                            work.extend({tp: [part]} for part in some)
+                        if len(some) > 1:  # By halves, to find out which.
+                            middle = len(some) // 2
+                            work.extend({tp: half} for half in (some[:middle], some[middle:]))
                         else:
                             refused += some
                             self.ledger.refused(some[0])
@@ -274,8 +275,8 @@ class SliceRecords(Unfinished):
         return sum(not self.tracker.done(lease, deliveries) for lease, deliveries in handed)
 
     def note_progress(self) -> None:
-        """Nothing depends on how far a partition is."""
-        self.tracker.moved()
+        """Note of which slices more is done: nothing else depends on it."""
+        self._group.ledger.note_done()
 
     def consumed(self) -> dict[TopicPartition, int]:
         """Return no positions: members with slices have none."""

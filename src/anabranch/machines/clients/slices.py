@@ -14,7 +14,8 @@ new one) has it begun anew; what is done of slices in hand should be committed b
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -62,12 +63,59 @@ class Session:
     not_before_ms: int = 0
 
 
+class _Spans:
+    """The slices in hand of one partition, by their offsets: of 10,000 those between two offsets are found at once.
+
+    They may overlap: of offsets that are in two of them, all but the later one has committed them.
+    """
+
+    __slots__ = ("_lengths", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[tuple[int, int, int]] = []
+        """Start, number, end; ascending."""
+        self._lengths: Counter[int] = Counter()
+        """How many there are below each power of two in length: how far before an offset one may begin."""
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def put(self, number: int, start: int, end: int) -> None:
+        """Add a slice."""
+        insort(self._starts, (start, number, end))
+        self._lengths[(end - start + 1).bit_length()] += 1
+
+    def remove(self, number: int, start: int, end: int) -> None:
+        """Remove a slice."""
+        del self._starts[bisect_left(self._starts, (start, number, end))]
+        length = (end - start + 1).bit_length()
+        self._lengths[length] -= 1
+        if not self._lengths[length]:
+            del self._lengths[length]
+
+    def between(self, first: int, last: int) -> list[int]:
+        """The slices that have some of these offsets, the latest first."""
+        before = (1 << max(self._lengths, default=0)) - 1
+        found: list[int] = []
+        for at in range(bisect_left(self._starts, (first - before, -1, -1)), len(self._starts)):
+            start, number, end = self._starts[at]
+            if start > last:
+                break
+            if end >= first:
+                found.append(number)
+        return sorted(found, reverse=True)
+
+
 class SliceLedger:
     """The slices of one member, of all partitions."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
         self._held: dict[int, Held] = {}
+        self._spans: dict[TopicPartition, _Spans] = {}
+        """The same by partition."""
+        self._touched: dict[int, None] = {}
+        """Those of which something may be done and not committed."""
         self._without_records: dict[int, None] = {}
         """Those of them that came without any record."""
         self._sessions: dict[TopicPartition, Session] = {}
@@ -111,15 +159,20 @@ class SliceLedger:
     def _in_hand(self, tp: TopicPartition, start: int, end: int) -> list[tuple[int, int]]:
         """The offsets between two that are in hand and not committed, ascending."""
         found: list[tuple[int, int]] = []
-        for held in self._held.values():
-            if held.start <= end and held.end >= start and held.tp == tp:
-                found += without([(held.start, held.end)], held.committed)
+        for number in self._between(tp, start, end):
+            held = self._held[number]
+            found += without([(held.start, held.end)], held.committed)
         return sorted(found)
+
+    def _between(self, tp: TopicPartition, start: int, end: int) -> list[int]:
+        spans = self._spans.get(tp)
+        return [] if spans is None else spans.between(start, end)
 
     def _hold(self, tp: TopicPartition, start: int, end: int, records: Sequence[Item]) -> None:
         self._numbers += 1
         name = TopicPartition(tp.topic, self._numbers)
         self._held[self._numbers] = Held(name, tp, start, end)
+        self._spans.setdefault(tp, _Spans()).put(self._numbers, start, end)
         if not records:
             self._without_records[self._numbers] = None
         self.tracker.begin(name, start)
@@ -145,7 +198,18 @@ class SliceLedger:
 
     def done(self) -> list[Part]:
         """All that is done and not committed, slice by slice."""
-        return self._done_of(self._held)
+        self.note_done()
+        found: list[Part] = []
+        for number in list(self._touched):
+            parts = self._done_of([number])
+            found += parts
+            if not parts:
+                del self._touched[number]
+        return found
+
+    def note_done(self) -> None:
+        """Note of which slices more is done, so that nobody has to look at all of them."""
+        self._touched.update((name.partition, None) for name in self.tracker.moved() if name.partition in self._held)
 
     def _done_of(self, numbers: Iterable[int]) -> list[Part]:
         found: list[Part] = []
@@ -163,11 +227,11 @@ class SliceLedger:
         for tp, some in ranges.items():
             for first, last in some:
                 left = [(first, last)]
-                for number, held in reversed(self._held.items()):  # The latest has what is committed in no other.
-                    if left and held.tp == tp and held.start <= last and held.end >= first:
-                        rest = without(left, [(held.start, held.end)])
-                        found += (Part(tp, number, *bounds) for bounds in without(left, rest))
-                        left = rest
+                for number in self._between(tp, first, last):  # The latest has what is committed in no other.
+                    held = self._held[number]
+                    rest = without(left, [(held.start, held.end)])
+                    found += (Part(tp, number, *bounds) for bounds in without(left, rest))
+                    left = rest
                 if left:
                     text = f"offsets {first} to {last} of {tp} are not all in hand: commit those of records polled"
                     raise ApiError(ErrorCode.INVALID_RECORD_STATE, text)
@@ -180,31 +244,30 @@ class SliceLedger:
             return
         held.committed = joined([*held.committed, (part.start, part.end)])
         if held.committed == [(held.start, held.end)]:
-            self._drop(part.slice)
+            self._drop([part.slice])
 
     def drop_below(self, tp: TopicPartition, stable: int) -> None:
         """Note that all offsets of a partition below the stable one are committed."""
-        for number, held in list(self._held.items()):
-            if held.tp == tp and held.start < stable:
-                self.committed(Part(tp, number, held.start, min(held.end, stable - 1)))
+        for number in self._between(tp, 0, stable - 1):
+            held = self._held[number]
+            self.committed(Part(tp, number, held.start, min(held.end, stable - 1)))
 
     def refused(self, part: Part) -> None:
         """Drop a slice of which another member holds something."""
         if part.slice in self._held:
-            self._drop(part.slice)
+            self._drop([part.slice])
 
     def drop(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Drop the slices of these partitions, or all: their records count for nothing."""
         wanted = None if partitions is None else set(partitions)
-        for number, held in list(self._held.items()):
-            if wanted is None or held.tp in wanted:
-                self._drop(number)
+        self._drop([number for number, held in self._held.items() if wanted is None or held.tp in wanted])
 
     def leave_out(self, is_wanted: Callable[[TopicPartition], bool]) -> list[tuple[TopicPartition, Session]]:
         """Drop partitions that are not wanted any more; return their sessions, which should be ended."""
         gone = [(tp, session) for tp, session in self._sessions.items() if not is_wanted(tp)]
+        if gone:
+            self.drop(tp for tp, _ in gone)
         for tp, _ in gone:
-            self.drop([tp])
             del self._sessions[tp]
         return gone
 
@@ -214,9 +277,17 @@ class SliceLedger:
         for tp, session in list(self._sessions.items()):
             self._sessions[tp] = self._begun(session.offset)
 
-    def _drop(self, number: int) -> None:
-        self._without_records.pop(number, None)
-        self.tracker.forget(self._held.pop(number).name)
+    def _drop(self, numbers: Iterable[int]) -> None:
+        names: list[TopicPartition] = []
+        for number in numbers:
+            held = self._held.pop(number)
+            self._without_records.pop(number, None)
+            self._touched.pop(number, None)
+            self._spans[held.tp].remove(number, held.start, held.end)
+            if not self._spans[held.tp]:
+                del self._spans[held.tp]
+            names.append(held.name)
+        self.tracker.forget(*names)
 
 
 def _offset_of(record: Item) -> int:

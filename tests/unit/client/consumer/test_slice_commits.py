@@ -87,3 +87,55 @@ def test_what_is_done_of_slices_counts_in_their_topic_alone_where_its_commit_had
         assert coordinator.asked == [OLD, OLD]
 
     asyncio.run(scenario())
+
+
+class Refusing:
+    """A coordinator of which another member holds some offsets."""
+
+    def __init__(self, held: set[int]) -> None:
+        self.held = held
+        self.committed: set[int] = set()
+        self.requests = 0
+
+    async def commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], ids: Mapping[str, UUID], member: MemberIdentity
+    ) -> Any:
+        self.requests += 1
+        said = {it for first, last in offsets[P0].ranges for it in range(first, last + 1)}
+        if said & self.held:
+            return {P0: ErrorCode.INVALID_RECORD_STATE}
+        self.committed |= said
+        return {P0: ErrorCode.NONE}
+
+
+def test_a_few_parts_that_are_refused_among_many_are_found_by_halves() -> None:
+    async def scenario() -> None:
+        settings = ConsumerSettings(group_id="g", share="any", retry_backoff_ms=0)
+        driver = FetchingDriver(settings, cast(Cluster, None))
+        driver.happened = lambda: None  # type: ignore[method-assign]
+        group = CooperativeGroup(settings, cast(Cluster, None), driver, clock=Clock(), chance=Chance(1))
+        group._member = cast(Any, SimpleNamespace(is_member=True))
+        coordinator = Refusing({20, 1_400})
+        group._context.offsets = cast(Any, coordinator)
+        group.fetches._topics = {"t": topic(OLD)}
+        for offset in range(0, 2_000, 2):
+            session = group.ledger.session(P0)
+            assert group.ledger.got(P0, session.number, session.sequence, offset, offset, [])
+        refused = await group.commit_parts(group.ledger.done())
+        assert sorted(part.start for part in refused) == [20, 1_400]
+        assert coordinator.committed == set(range(0, 2_000, 2)) - coordinator.held
+        assert coordinator.requests < 50
+        assert len(group.ledger) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_of_slices_names_no_offsets_to_commit() -> None:
+    async def scenario() -> None:
+        settings = ConsumerSettings(group_id="g", share="any")
+        driver = FetchingDriver(settings, cast(Cluster, None))
+        group = CooperativeGroup(settings, cast(Cluster, None), driver, clock=Clock(), chance=Chance(1))
+        with pytest.raises(ApiError, match="send the ranges"):
+            group.to_commit()
+
+    asyncio.run(scenario())

@@ -136,3 +136,69 @@ def test_slices_without_records_are_known_by_themselves_until_they_are_committed
     member.ledger.committed(part)
     assert not member.ledger.has_passed and member.ledger.passed() == []
     assert [(start, end) for _, start, end in member.ledger.slices()] == [(0, 9)]
+
+
+MANY = 3_000
+
+
+class Looks:
+    """Counts how often a tracker is asked for its state of one slice."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.count = 0
+        self._finished = tracker.finished
+        tracker.finished = self.finished  # type: ignore[method-assign]
+
+    def finished(self, tp: TopicPartition, position: int) -> Any:
+        self.count += 1
+        return self._finished(tp, position)
+
+
+def test_what_is_done_is_found_without_a_look_at_all_slices_in_hand() -> None:
+    member = Member()
+    for offset in range(0, 20 * MANY, 20):
+        member.got(offset, offset + 9)
+    entries = member.polled()
+    member.finish(entries[:5] + entries[25:30])
+    looks = Looks(member.ledger.tracker)
+    assert member.done() == [(0, 4), (45, 49)]
+    looks.count = 0
+    assert member.done() == [(0, 4), (45, 49)], "until it is committed"
+    assert looks.count == 2
+    member.commit()
+    member.finish(entries[5:6])
+    looks.count = 0
+    assert member.done() == [(5, 5)]
+    assert looks.count <= 3, "those of which more is done, and those that were committed"
+    looks.count = 0
+    member.commit()
+    assert member.done() == [] and looks.count <= 3
+
+
+def test_ranges_are_found_among_slices_of_any_length_that_overlap() -> None:
+    member = Member()
+    member.got(0, 999)
+    member.ledger.committed(next(iter(member.ledger.parts_of({P0: [(0, 499)]}))))
+    member.got(0, 9)  # After a reset.
+    for offset in range(1_000, 1_010):
+        member.got(offset, offset)
+    parts = member.ledger.parts_of({P0: [(5, 12), (995, 1_001)]})
+    assert [(part.start, part.end) for part in parts] == [(5, 9), (10, 12), (1_001, 1_001), (1_000, 1_000), (995, 999)]
+    assert len({part.slice for part in parts}) == 4, "the later one of two, as far as it goes"
+    member.ledger.drop_below(P0, 1_001)
+    assert [start for _, start, _ in member.ledger.slices()] == list(range(1_001, 1_010))
+    with pytest.raises(ApiError, match="not all in hand"):
+        member.ledger.parts_of({P0: [(1_000, 1_001)]})
+
+
+def test_many_slices_that_are_ready_are_dropped_in_one_look_at_what_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    member = Member()
+    for offset in range(MANY):
+        member.got(offset, offset)
+        member.got(offset, offset, tp=P1)
+    kept: list[int] = []
+    keep = member.ledger.tracker._keep_ready
+    monkeypatch.setattr(member.ledger.tracker, "_keep_ready", lambda stays: (kept.append(1), keep(stays)))
+    member.ledger.drop([P0])
+    assert len(kept) == 1 and len(member.ledger) == MANY
+    assert member.ledger.tracker.ready == MANY == len(member.polled())

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.processing.values import Entry, Item, Ranges, Room, Stage, TrackerSettings
@@ -82,10 +82,6 @@ class _Tracked:
         self.starts[first] = last
         self.ends[last] = first
         return grown
-
-
-def _has_run(entry: Entry) -> bool:
-    return entry.deliveries > 0
 
 
 class _Cut:
@@ -234,7 +230,7 @@ class Tracker:
         if chains:
             added = set(map(id, entries))
             some = [it for it in tracked.order if it.key in chains and it.stage in UNFINISHED and id(it) not in added]
-            for entry in sorted(some, key=lambda it: not _has_run(it)):  # Of a key one at the most has.
+            for entry in sorted(some, key=lambda it: it.deliveries == 0):  # Of a key one at the most has.
                 assert entry.key is not None
                 chains[entry.key].append(entry)
         return chains
@@ -251,7 +247,7 @@ class Tracker:
         assert key is not None
         before, chain = tracked.keys.get(key), chains.get(key)
         if chain is not None:
-            at = next((n for n, it in enumerate(chain) if it.offset > entry.offset and not _has_run(it)), len(chain))
+            at = next((n for n, it in enumerate(chain) if it.offset > entry.offset and not it.deliveries), len(chain))
             before, behind = chain[at - 1] if at else None, chain[at] if at < len(chain) else None
             chain.insert(at, entry)
             if behind is not None:
@@ -270,8 +266,7 @@ class Tracker:
         """Have records that were ready run no more before others."""
         leases = {entry.lease for entry in displaced}
         tracked.parked = [entry for entry in tracked.parked if entry.lease not in leases]
-        self._ready = [each for each in self._ready if each[0] not in leases]
-        heapq.heapify(self._ready)
+        self._keep_ready(lambda entry: entry.lease not in leases)
 
     def stands(self, tp: TopicPartition, position: int) -> None:
         """Go on at another position of a shared partition, without forgetting what was taken of it."""
@@ -331,7 +326,7 @@ class Tracker:
             tracked.held = True
             tracked.parked = [entry for _, entry in self._ready if entry.partition == tp]
             if tracked.parked:
-                self._leave_out(tp)
+                self._keep_ready(lambda entry: entry.partition != tp)
 
     def release(self, tp: TopicPartition) -> None:
         """Let records of a held partition run again."""
@@ -343,9 +338,9 @@ class Tracker:
             for entry in parked:
                 self._make_ready(tracked, entry)
 
-    def _leave_out(self, tp: TopicPartition) -> None:
-        """Take the records of a partition out of the ready ones."""
-        self._ready = [each for each in self._ready if each[1].partition != tp]
+    def _keep_ready(self, stays: Callable[[Entry], bool]) -> None:
+        """Take other records out of the ready ones."""
+        self._ready = [each for each in self._ready if stays(each[1])]
         heapq.heapify(self._ready)
 
     def is_running(self, lease: int, deliveries: int) -> bool:
@@ -371,6 +366,7 @@ class Tracker:
         self.size -= entry.size
         tracked.unfinished -= 1
         tracked.size -= entry.size
+        self._moved.add(tracked.name)
         if entry is tracked.order[0] and entry.offset < tracked.position:
             self._advance(tracked)
         else:
@@ -425,7 +421,7 @@ class Tracker:
         return position if tracked is None or tracked.position != position else tracked.stable
 
     def moved(self) -> set[TopicPartition]:
-        """Return the partitions whose stable offset or position has changed since the last call."""
+        """Return the partitions of which more is done, or whose position has changed, since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
@@ -496,8 +492,7 @@ class Tracker:
             return
         for entry in leaving:
             entry.leaving = True
-        self._ready = [each for each in self._ready if not each[1].leaving]
-        heapq.heapify(self._ready)
+        self._keep_ready(lambda entry: not entry.leaving)
         tracked.parked = [entry for entry in tracked.parked if not entry.leaving]
 
     def part_with(self, tp: TopicPartition) -> list[Entry]:
@@ -557,27 +552,31 @@ class Tracker:
                 return entry.started_ms
         return None
 
-    def forget(self, tp: TopicPartition) -> list[Entry]:
-        """Drop all records of a partition; return those that run."""
+    def forget(self, *partitions: TopicPartition) -> list[Entry]:
+        """Drop all records of partitions; return those that run."""
+        running: list[Entry] = []
+        ready: set[TopicPartition] = set()
+        for tp in partitions:
+            running += self._forget(tp, ready)
+        if ready:  # Once for many slices; and where all is done, none takes a look at all that is ready.
+            self._keep_ready(lambda entry: entry.partition not in ready)
+        return running
+
+    def _forget(self, tp: TopicPartition, ready: set[TopicPartition]) -> list[Entry]:
         tracked = self._partitions.pop(tp, None)
         self._moved.discard(tp)
-        orphans = self._orphans.get(tp, {})
-        for orphan in orphans.values():
+        for orphan in self._orphans.get(tp, {}).values():
             orphan.following = None
         if tracked is None:
             return []
-        running: list[Entry] = []
-        is_ready = False
+        running = [entry for entry in tracked.order if entry.stage is Stage.RUNNING]
         for entry in tracked.order:
-            if entry.stage is Stage.RUNNING:
-                running.append(entry)
-            elif entry.stage is Stage.FINISHED:
+            if entry.stage is Stage.FINISHED:
                 continue
-            is_ready = is_ready or entry.stage is Stage.READY
+            if entry.stage is Stage.READY and not tracked.held:
+                ready.add(tp)
             entry.stage = Stage.DROPPED
             entry.following = None
-        if is_ready and not tracked.held:  # Of many slices that are done, none takes a look at all that is ready.
-            self._leave_out(tp)
         for entry in running:
             if not self.orphaning:
                 del self._running[entry.lease]
