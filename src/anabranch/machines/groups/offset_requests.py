@@ -100,9 +100,10 @@ class OffsetRequests:
         group = self.groups.get(request.group_id)
         request = bounded(group, self.offsets.image, request)
         if self.offsets.must_wait(group, request):
-            if self.offsets.room.is_short_of(size_of(request)):
+            purgatory = self.offsets.in_transactions.purgatory
+            if purgatory.is_full(request.group_id) or self.offsets.room.is_short_of(size_of(request)):
                 return Outcome(refused(request, ErrorCode.INVALID_COMMIT_OFFSET_SIZE))
-            self.offsets.in_transactions.purgatory.add(Waiting(ticket, request))
+            purgatory.add(Waiting(ticket, request))
             return Outcome(Parked(ticket))
         outcome = self.offsets.commit_in_transaction(group, request, now_ms)
         return self._looking_at_purgatory(outcome, request.group_id, now_ms)

@@ -485,7 +485,7 @@ class Offsets:
 
     def may_be_taken(self, group_id: str, partition: tuple[str, int]) -> bool:
         """Whether a transaction has committed something of a partition, or one of the group waits to do so."""
-        return group_id in self.in_transactions.waiting or self.is_unstable(group_id, *partition)
+        return group_id in self.in_transactions.purgatory or self.is_unstable(group_id, *partition)
 
     def has_pending(self, group_id: str) -> bool:
         """Whether a transaction has committed anything for the group that is not part of its positions yet."""

@@ -1,7 +1,8 @@
 """The commits in transactions that wait for gaps below them to be closed (the purgatory; `transaction_ranges`).
 
 A request waits whether its client still does or not, until its transaction ends at the latest. So what waits counts
-among the committed offsets of the broker (`offsets.max.bytes`), and a request without room there is refused.
+among the committed offsets of the broker (`offsets.max.bytes`), and a request without room there is refused. So is one
+of a group of which many wait: each look at them takes time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ REQUEST_SIZE = 1_000
 PARTITION_SIZE = 400
 RANGE_SIZE = 120
 """Bytes of memory of a request, of each of its partitions, and of each of their ranges."""
+
+GROUP_MAX = 1_000
+"""Requests of one group that wait."""
 
 
 class Waiting(NamedTuple):
@@ -44,6 +48,10 @@ class Purgatory:
     def of(self, group_id: str) -> Sequence[Waiting]:
         """The requests of a group, oldest first."""
         return self._by_group.get(group_id, ())
+
+    def is_full(self, group_id: str) -> bool:
+        """Whether no further request of a group may wait."""
+        return len(self.of(group_id)) >= GROUP_MAX
 
     def add(self, waiting: Waiting) -> None:
         """Let a request wait."""

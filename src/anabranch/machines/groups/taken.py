@@ -23,7 +23,8 @@ from anabranch.machines.groups import individual, shares
 from anabranch.machines.groups.individual import OffsetRanges, Range, WrongRangesError
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Partition, Position
-from anabranch.machines.groups.transaction_ranges import Change, Waiting
+from anabranch.machines.groups.purgatory import Waiting
+from anabranch.machines.groups.transaction_ranges import Change
 
 JOINED_AT_A_TIME = 64
 """Ranges that one look joins: 0.2 ms."""
@@ -112,7 +113,7 @@ def _present(
     for change in changes.of(group_id, partition):
         if change.value.since in sinces:
             found[change.name] = change
-    for it in tuple(changes.waiting.get(group_id, ())):
+    for it in changes.purgatory.of(group_id):
         if it.request.generation_id == NO_MEMBER or it.request.member_id in members:
             found["waits", it.ticket] = it
     return found

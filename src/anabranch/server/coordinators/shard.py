@@ -117,11 +117,6 @@ class Shard(Generic[MachineT, RecordT]):
         return self.state is ShardState.ACTIVE
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is decided in a thread, so that what comes now waits in line."""
-        return self._turns.busy
-
-    @property
     def machine(self) -> MachineT:
         """The machine, to be read. ApiError when the shard is not active."""
         if self.state is not ShardState.ACTIVE:
@@ -131,7 +126,7 @@ class Shard(Generic[MachineT, RecordT]):
 
     @property
     def is_deciding(self) -> bool:
-        """Whether something is decided apart, or waits in line: the machine may be amid a change."""
+        """Whether something is decided apart: what comes now waits in line, and the machine may be amid a change."""
         return self._turns.busy
 
     def ask(

@@ -165,7 +165,7 @@ def _record(shard: Shard[Coordinator, TransactionRecord], written: WriteMarkers)
 
     A shard that is not active does not: it will have the markers delivered again when it is loaded.
     """
-    if shard.is_busy:
+    if shard.is_deciding:
         return False
     shard.tell(lambda machine, now_ms: machine.markers_written(written, now_ms))
     return True
