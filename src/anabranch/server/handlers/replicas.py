@@ -43,6 +43,8 @@ PARTITIONS_PER_PATH = 20
 """Partitions that take as long as the longest path."""
 PREFERRED, UNCLEAN = 0, 1
 """Types of election; version 0 of ElectLeaders knows the preferred one only."""
+NO_PARTITION = "There is no such partition."
+"""Sentences about partitions do not name them: the answer does, and a topic may have a long name, and many of them."""
 NOT_ELECTED = {
     PREFERRED: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
     UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
@@ -101,13 +103,13 @@ def _election(broker: BrokerContext, name: str, partition: int, not_elected: Err
     if not_elected is None:
         error, message = ErrorCode.INVALID_REQUEST, "There are elections of preferred leaders (0) and unclean ones (1)."
     elif not _exists(broker, name, partition):
-        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {name}-{partition}."
+        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_PARTITION
     else:
         replica = broker.replicas.get(name, partition)
         if replica is not None and replica.offline_reason is None:
             error, message = ErrorCode.ELECTION_NOT_NEEDED, "The leader is the preferred one, and alive."
         else:
-            error, message = not_elected, f"The only replica of {name}-{partition} is offline."
+            error, message = not_elected, "The only replica is offline."
     return PartitionResult(partition_id=partition, error_code=error, error_message=message)
 
 
@@ -129,7 +131,7 @@ def _reassigned(broker: BrokerContext, name: str, asked: ReassignablePartition) 
     here = broker.settings.node_id
     error, message = ErrorCode.NONE, None
     if not _exists(broker, name, asked.partition_index):
-        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no partition {name}-{asked.partition_index}."
+        error, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NO_PARTITION
     elif asked.replicas is None:
         error, message = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No reassignment is in progress."
     elif list(asked.replicas) != [here]:
