@@ -30,14 +30,16 @@ from anabranch.server.partitions.replicas import Replicas
 events = EventLogger("coordinators")
 CREATE_TIMEOUT_MS = 10_000
 KEYS_REMEMBERED_MAX = 20_000
+KEY_LENGTH_REMEMBERED_MAX = 255
+"""Characters: clients may ask for any keys, of up to 32,767 bytes."""
+LONG_KEYS = "anabranch.server.coordinators.long_keys"
 
 MachineT = TypeVar("MachineT", bound=Machine[Any])
 RecordT = TypeVar("RecordT")
 
 
 @lru_cache(KEYS_REMEMBERED_MAX)
-def java_hash(text: str) -> int:
-    """Java's `String.hashCode`: over UTF-16 units, as a signed 32-bit number."""
+def _hash_of_short(text: str) -> int:
     found = 0
     if text.isascii():
         for unit in text.encode():
@@ -46,6 +48,18 @@ def java_hash(text: str) -> int:
         units = text.encode("utf-16-be", "surrogatepass")
         for position in range(0, len(units), 2):
             found = (31 * found + (units[position] << 8 | units[position + 1])) & 0xFFFF_FFFF
+    return found
+
+
+def _hash_of_long(text: str) -> int:
+    from anabranch.server.coordinators.long_keys import hash_of_units  # A start needs no NumPy.
+
+    return hash_of_units(text)
+
+
+def java_hash(text: str) -> int:
+    """Java's `String.hashCode`: over UTF-16 units, as a signed 32-bit number."""
+    found = _hash_of_short(text) if len(text) <= KEY_LENGTH_REMEMBERED_MAX else _hash_of_long(text)
     return found - (1 << 32) if found >> 31 else found
 
 
@@ -199,7 +213,7 @@ class ShardSet(Generic[MachineT, RecordT]):
             shard.unload()
 
     async def _load_all(self) -> None:
-        for module in self._modules:
+        for module in (LONG_KEYS, *self._modules):
             await asyncio.get_running_loop().run_in_executor(None, import_module, module)
         topic = self._view.find(self.topic)
         assert topic is not None

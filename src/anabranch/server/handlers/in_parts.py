@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from anabranch.server.handlers import Handler
 
 T = TypeVar("T")
+LENGTH_AT_ONCE = 160
+"""Characters of a name that are as much work as a partition: a name is hashed, looked up, and perhaps quoted."""
 
 
 class Parts(NamedTuple):
@@ -71,10 +73,9 @@ class Parts(NamedTuple):
         elements = self.of(request)
         if not elements:
             return False
-        count = len(elements)
-        if count < self.at_a_time and self.asked_inner:
-            count += sum(len(getattr(it, self.asked_inner) or ()) for it in elements)
-        return count >= self.at_a_time
+        if len(elements) >= self.at_a_time:
+            return True
+        return sum(_work(it, self.asked_inner) for it in elements) >= self.at_a_time
 
     def split(self, request: Any, at_a_time: int | None = None) -> Iterator[tuple[bool, Any]]:
         """Yield requests of few things each, and whether the first element of one goes on with the one before."""
@@ -94,10 +95,22 @@ class Parts(NamedTuple):
         before.extend(after)
 
 
+def work_of_name(name: str) -> int:
+    """How many partitions are as much work as a name."""
+    return 1 + len(name) // LENGTH_AT_ONCE
+
+
+def _work(element: Any, inner: str) -> int:
+    """How many partitions are as much work as an element: a name, or a struct with the array `inner`."""
+    if isinstance(element, str):
+        return work_of_name(element)
+    return 1 + len(getattr(element, inner) or ()) if inner else 1
+
+
 def split(
     elements: Sequence[Any], inner: str, at_a_time: int = PARTITIONS_AT_A_TIME
 ) -> Iterator[tuple[bool, list[Any]]]:
-    """Cut elements, and the array `inner` of each, into stretches of so many."""
+    """Cut elements, and the array `inner` of each, into stretches of so many, or of fewer whose names are long."""
     stretch: list[Any] = []
     room = at_a_time
     continued = False
@@ -105,7 +118,7 @@ def split(
         named = getattr(element, inner) if inner else None
         if not named or len(named) < room:
             stretch.append(element)
-            room -= 1 + len(named or ())
+            room -= _work(element, inner)
         else:
             begin = 0
             while len(named) - begin > room:

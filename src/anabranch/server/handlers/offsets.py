@@ -33,7 +33,7 @@ from anabranch.protocol.messages.offset_fetch import (
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 from anabranch.server.handlers.claims import commit_unless_held
 from anabranch.server.handlers.groups import caller_of, submit
-from anabranch.server.handlers.in_parts import Parts, gather_in_steps
+from anabranch.server.handlers.in_parts import Parts, gather_in_steps, work_of_name
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
 
 SEVERAL_GROUPS_SINCE = 8
@@ -103,10 +103,11 @@ def _is_long(request: OffsetFetchRequest, call: RequestContext) -> bool:
     """Whether many partitions are asked for, or all of a group; looks at no more of them than that takes."""
     several = call.api_version >= SEVERAL_GROUPS_SINCE
     count = 0
-    for topics in [group.topics for group in request.groups[: NAMED_MAX + 1]] if several else [request.topics]:
+    for group in request.groups[: NAMED_MAX + 1] if several else [request]:
+        topics = group.topics
         if topics is None:
             return True
-        count += 1 + len(topics)
+        count += work_of_name(group.group_id) + len(topics)
         count += sum(len(topic.partition_indexes) for topic in topics[:NAMED_MAX])
         if count > NAMED_MAX:
             return True

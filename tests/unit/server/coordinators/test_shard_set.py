@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.limits import STRING_SIZE_MAX
+from anabranch.server.coordinators import shard_set
 from anabranch.server.coordinators.shard_set import ShardSet, coordinator_partition, java_hash
 
 
@@ -26,6 +29,25 @@ from anabranch.server.coordinators.shard_set import ShardSet, coordinator_partit
 )
 def test_the_hash_is_javas(text: str, expected: int) -> None:
     assert java_hash(text) == expected
+
+
+def hash_by_definition(text: str) -> int:
+    units, found = text.encode("utf-16-be", "surrogatepass"), 0
+    for position in range(0, len(units), 2):
+        found = (31 * found + int.from_bytes(units[position : position + 2], "big")) % (1 << 32)
+    return found - (1 << 32) if found >= 1 << 31 else found
+
+
+@pytest.mark.parametrize("last", [0x7F, 0xFF, 0xFFFF, 0x10FFFF])
+def test_the_hash_of_a_long_key_is_javas_and_no_long_key_is_remembered(last: int) -> None:
+    chance = random.Random(last)
+    longest = shard_set.KEY_LENGTH_REMEMBERED_MAX
+    remembered = shard_set._hash_of_short.cache_info
+    for length in (longest - 1, longest, longest + 1, 1_000, STRING_SIZE_MAX):
+        text = "".join(chr(chance.randint(0, last)) for _ in range(length))
+        before = remembered().misses
+        assert java_hash(text) == hash_by_definition(text)
+        assert remembered().misses - before == (length <= longest)
 
 
 def test_a_key_has_a_partition_whatever_its_hash() -> None:

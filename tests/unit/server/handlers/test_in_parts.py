@@ -6,6 +6,7 @@ import asyncio
 import random
 from typing import Any
 
+from anabranch.base.limits import STRING_SIZE_MAX
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
 from anabranch.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -16,7 +17,7 @@ from anabranch.protocol.messages.describe_producers import (
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, Large
 from anabranch.server.handlers import ENDPOINTS
-from anabranch.server.handlers.in_parts import gather_in_steps
+from anabranch.server.handlers.in_parts import LENGTH_AT_ONCE, gather_in_steps, work_of_name
 
 NOTHING: Any = None
 
@@ -50,6 +51,21 @@ def test_parts_name_everything_once_in_order_and_their_answers_are_joined() -> N
                 found = found.make()
             assert [(it.name, [at.partition_index for at in it.partitions]) for it in found.topics] == asked
     assert max(sizes) <= PARTITIONS_AT_A_TIME
+
+
+def test_a_part_has_fewer_names_the_longer_they_are() -> None:
+    parts = ENDPOINTS[15].parts
+    assert parts is not None
+
+    def lengths_of(*names: str) -> list[list[int]]:
+        request = DescribeGroupsRequest(groups=[*names])
+        assert parts.long(request) == (sum(map(work_of_name, names)) >= PARTITIONS_AT_A_TIME)
+        return [[*map(len, part.groups)] for _, part in parts.split(request)]
+
+    longest, long = "x" * STRING_SIZE_MAX, "y" * (50 * LENGTH_AT_ONCE)
+    assert lengths_of(longest, longest, "g") == [[len(longest)], [len(longest)], [1]]
+    assert lengths_of(*[long] * 5) == [[len(long)] * 4, [len(long)]]
+    assert lengths_of(*"abc") == [[1, 1, 1]]
 
 
 def test_what_is_named_again_is_answered_once() -> None:
