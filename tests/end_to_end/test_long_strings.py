@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from anabranch.base.errors import ErrorCode
+from anabranch.base.errors import DecodeError, ErrorCode
 from anabranch.base.limits import STRING_SIZE_MAX
+from anabranch.codec import schema_of
+from anabranch.codec.types import Array, Fixed, Nested, String
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
+from anabranch.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest
 from anabranch.protocol.messages.init_producer_id import InitProducerIdRequest
 from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from anabranch.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from anabranch.protocol.registry import API
+from tests.fuzz.arrays import GIVEN
 from tests.support.broker import BrokerProcess, running
+from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient
 
 TOO_LONG = "z" * 40_000
 LONGEST = "z" * STRING_SIZE_MAX
+ROCKET = "\N{ROCKET}"
+"""It has four bytes."""
 
 
 def join(group_id: str, member_id: str = "", **said: Any) -> JoinGroupRequest:
@@ -62,6 +74,73 @@ def test_a_string_that_is_too_long_ends_its_connection(broker: BrokerProcess, na
         assert hostile.sock.recv(1) == b""
     (said,) = broker.until_said("warning", "connection closed", before + 1)[before:]
     assert f"a string of 40000 bytes; at most {STRING_SIZE_MAX} are read" in said["reason"]
+
+
+def strings_of(declared: type, version: int, *, flexible: bool) -> Iterator[tuple[str, ...]]:
+    """The paths of all strings of a struct."""
+    for name, field in schema_of(declared).fields.items():
+        if field.exists(version, flexible):
+            kind = field.type.of if isinstance(field.type, Array) else field.type
+            if isinstance(kind, String):
+                yield (name,)
+            elif isinstance(kind, Nested):
+                yield from ((name, *rest) for rest in strings_of(kind.of, version, flexible=flexible))
+
+
+def filled(declared: type, long: tuple[str, ...]) -> Any:
+    """A struct with an element in each array; the string at the path `long` is as long as can be."""
+    values: dict[str, Any] = {}
+    for name, field in schema_of(declared).fields.items():
+        kind = field.type.of if isinstance(field.type, Array) else field.type
+        given: Any = None
+        if isinstance(kind, String):
+            given = "\0" * STRING_SIZE_MAX if long == (name,) else "g"
+        elif isinstance(kind, Nested):
+            given = filled(kind.of, long[1:] if long[:1] == (name,) else ())
+        elif isinstance(kind, Fixed):
+            given = GIVEN.get(name, 0)
+        if given is not None:
+            values[name] = [given] if isinstance(field.type, Array) else given
+    return declared(**values)
+
+
+def test_every_string_of_every_request_may_be_the_longest(broker: BrokerProcess) -> None:
+    """Whatever quotes it, the answer can be read; a zero is quoted with four characters."""
+    with WireClient(broker.port) as client:
+        client.create("g")
+        for api in API.values():
+            for version in sorted({*api.served[:1], *api.served[-1:]}):
+                for path in strings_of(api.request, version, flexible=api.flexible(version)):
+                    before = len(broker.said("error"))
+                    try:
+                        client.call(filled(api.request, path), version)
+                    except (DecodeError, OSError) as error:
+                        raise AssertionError(f"{api.name} v{version}: {'.'.join(path)}") from error
+                    assert not broker.said("error")[before:], (api.name, version, path)
+
+
+LOOK_UPS: dict[str, tuple[Callable[[list[str]], Any], int]] = {
+    "DescribeTransactions": (lambda keys: DescribeTransactionsRequest(transactional_ids=keys), 0),
+    "DescribeGroups": (lambda keys: DescribeGroupsRequest(groups=keys), 6),
+    "DeleteGroups": (lambda keys: DeleteGroupsRequest(groups_names=keys), 2),
+    "OffsetFetch": (
+        lambda keys: OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id=it, topics=[]) for it in keys[:18]]),
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOK_UPS)
+def test_the_coordinators_of_the_longest_keys_are_found_in_short_steps(broker: BrokerProcess, name: str) -> None:
+    make, version = LOOK_UPS[name]
+    numbers = count()
+
+    def ask() -> None:
+        """Ask for keys that were never asked for."""
+        client.call(make([f"{next(numbers):05}".ljust(STRING_SIZE_MAX - 4, "x") + ROCKET for _ in range(100)]), version)
+
+    with WireClient(broker.port) as client:
+        in_short_steps(broker, ask, works={name, "loop"})
 
 
 @pytest.mark.parametrize("version", [1, 4])

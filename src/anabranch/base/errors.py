@@ -220,11 +220,11 @@ MESSAGE_LENGTH_MAX = 4_000
 """Characters of a sentence that quotes names of clients, which may be long: it is a string of a response."""
 
 
-def shortened(message: str) -> str:
-    """The sentence; of a long one the beginning and the end."""
-    if len(message) <= MESSAGE_LENGTH_MAX:
+def shortened(message: str, length_max: int = MESSAGE_LENGTH_MAX) -> str:
+    """The sentence, or a name in one; of a long one the beginning and the end."""
+    if len(message) <= length_max:
         return message
-    half = MESSAGE_LENGTH_MAX // 2
+    half = length_max // 2
     return f"{message[:half]}...{message[-half:]}"
 
 

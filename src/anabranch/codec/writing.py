@@ -2,7 +2,8 @@
 
 `write(message, out, splices)` appends to the bytearray `out`. Records that are not copied leave a mark in `splices`,
 (position in `out`, part). A field that the version lacks is left out, whatever its value; a tagged field with its
-default value as well.
+default value as well. Of a long sentence (a field `error_message`) the middle is left out: it may quote names of
+clients, and a reader takes no string above `STRING_SIZE_MAX`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from anabranch.base.errors import shortened
 from anabranch.codec import primitives
 from anabranch.codec.declaration import schema_of
 from anabranch.codec.source import Source
@@ -18,6 +20,8 @@ from anabranch.codec.types import Array, Bytes, Field, Fixed, Nested, String, Ty
 
 Splice = tuple[int, Any]
 Writer = Callable[[Any, bytearray, list[Splice]], None]
+SENTENCE = "error_message"
+"""How the names of the fields end that hold a sentence."""
 
 
 def compile_writer(declared: type, version: int) -> Writer:
@@ -36,6 +40,7 @@ class _WriterCompiler:
             "write_tags": primitives.write_tags,
             "put_records": primitives.put_records,
             "pack": struct.pack,
+            "shortened": shortened,
         }
         self.source = Source(self.namespace)
 
@@ -110,11 +115,13 @@ class _WriterCompiler:
                 self.source.run.append((f"{expression}.bytes", "16s"))
             case String():
                 text = self.source.name("s")
+                given = text if nullable else expression
+                encoded = f"shortened({given}).encode()" if expression.endswith(SENTENCE) else f"{given}.encode()"
                 if nullable:
                     self.source.emit(f"{text} = {expression}")
-                    self.source.emit(f"if {text} is not None: {text} = {text}.encode()")
+                    self.source.emit(f"if {text} is not None: {text} = {encoded}")
                 else:
-                    self.source.emit(f"{text} = {expression}.encode()")
+                    self.source.emit(f"{text} = {encoded}")
                 self.length(text, nullable, "h")
                 self.source.emit(f"if {text}: out += {text}" if nullable else f"out += {text}")
             case Bytes(passes_through=passes_through):

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from anabranch.base.errors import DecodeError
+from anabranch.base.errors import DecodeError, shortened
 from anabranch.base.limits import STRING_SIZE_MAX
 from anabranch.codec import EncodeError, decode, decode_prefix, encode, encoded_size, unknown_tags
 from anabranch.codec.primitives import INLINE_SIZE_MAX, read_uvarint, uvarint
@@ -19,6 +19,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
 )
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
+from anabranch.protocol.messages.create_topics import CreatableTopicResult, CreateTopicsResponse
 from anabranch.protocol.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -93,7 +94,7 @@ LONG_STRINGS: dict[str, Callable[[str], tuple[object, int]]] = {
     "nullable": lambda text: (HeartbeatRequest(group_instance_id=text), 4),
     "of an array": lambda text: (ConsumerGroupHeartbeatRequest(subscribed_topic_names=[text]), 0),
     "tagged": lambda text: (FetchRequest(cluster_id=text), 12),
-    "of a response": lambda text: (ConsumerGroupHeartbeatResponse(error_message=text), 0),
+    "of a response": lambda text: (ConsumerGroupHeartbeatResponse(member_id=text), 0),
 }
 
 
@@ -105,6 +106,24 @@ def test_a_longer_string_of_a_peer_is_a_decode_error(name: str) -> None:
         message, version = LONG_STRINGS[name](text)
         with pytest.raises(DecodeError, match="a string of 32768 bytes; at most 32767 are read"):
             decode(type(message), joined(message, version), version)
+
+
+@pytest.mark.parametrize("version", [2, 5])
+@pytest.mark.parametrize("text", ["x" * 40_000, "\N{GRINNING FACE}" * 32_767], ids=["ASCII", "four bytes each"])
+def test_of_a_long_sentence_the_middle_is_left_out(version: int, text: str) -> None:
+    """It quotes what clients have named, and they could not read all of it; other sentences are as they were."""
+    results = [CreatableTopicResult(name=text[:100], error_message=it) for it in (f"No {text}.", "No.", "", None)]
+    found = decode(CreateTopicsResponse, joined(CreateTopicsResponse(topics=results), version), version).topics
+    assert [it.error_message for it in found] == [shortened(f"No {text}."), "No.", "", None]
+    assert [it.name for it in found] == [text[:100]] * 4
+
+
+def test_a_long_sentence_in_a_tagged_field_is_shortened() -> None:
+    """Of which a reader takes the size as it comes."""
+    data = PartitionData(error_message="x" * 40_000)
+    response = FetchResponse(responses=[FetchableTopicResponse(partitions=[data])])
+    (found,) = decode(FetchResponse, joined(response, 17), 17).responses[0].partitions
+    assert found.error_message == shortened("x" * 40_000)
 
 
 def test_a_long_string_of_a_log_is_read_as_it_was_written() -> None:

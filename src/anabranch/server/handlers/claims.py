@@ -14,7 +14,7 @@ from copy import copy
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from anabranch.base.errors import ApiError, ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.machines.partition.fetching import FetchBudget
@@ -65,6 +65,8 @@ READ_SIZE_MIN = 64 * 1024
 RECORD_SIZE_GUESS = 2 * 1024
 """Of larger records a slice has fewer than could be claimed: what is read and not sent is bounded."""
 OFFSET_MAX = (1 << 63) - 2
+QUOTED_MAX = 100
+"""Characters of a member id in a sentence, of which a commit gets one for each partition: members choose their ids."""
 
 
 def has_claims(request: FetchRequest) -> bool:
@@ -501,9 +503,10 @@ def _held_by_others(
             except ApiError:
                 continue
             if held is not None:
+                holder = shortened(held.member_id, QUOTED_MAX)
                 found[place, number] = (
-                    f"Offsets {held.start} to {held.end} of {partition.name} are with member {held.member_id}, which "
-                    "fetches them without keys: this commit does not count."
+                    f"Offsets {held.start} to {held.end} are with member {holder}, which fetches them without keys: "
+                    "this commit does not count."
                 )
     if isinstance(request, OffsetCommitRequest):
         epoch, is_by_member = request.generation_id_or_member_epoch, True
