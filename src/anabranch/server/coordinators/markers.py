@@ -152,7 +152,7 @@ class Markers:
                 deleted = log.delete_before(log.high_watermark)
                 if deleted is not None:
                     await deleted
-                partition.changed()
+                partition.deleted()
         except OSError as failure:
             partition.storage_failed(failure)
             return ErrorCode.KAFKA_STORAGE_ERROR

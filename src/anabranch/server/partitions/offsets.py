@@ -130,6 +130,6 @@ async def delete_records(partition: Partition, before: int) -> int | ErrorCode:
     except OSError as failure:
         partition.storage_failed(failure)
         return ErrorCode.KAFKA_STORAGE_ERROR
-    partition.changed()
+    partition.deleted()
     await log.remove_dropped()
     return log.log_start

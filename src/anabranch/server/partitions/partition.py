@@ -287,6 +287,11 @@ class Partition:
             for watcher in list(self._watchers):
                 watcher()
 
+    def deleted(self) -> None:
+        """The log start has moved: forget what was told of the records below it, and call every watcher."""
+        self.table.aborted.forget_before(self.log.log_start)
+        self.changed()
+
     # -- its end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -537,9 +537,8 @@ class Replicas:
             if partition.unavailable() is not ErrorCode.NONE:
                 return  # The replica was stopped meanwhile; the checkpoint of its log must stay forgotten.
             if log.retain(now_ms, before):
-                partition.changed()
+                partition.deleted()
             await log.remove_dropped()
-        partition.table.aborted.forget_before(log.log_start)
 
     async def save_checkpoints(self) -> None:
         """Save where logs start and up to where they are synced, if that has changed. OSError."""

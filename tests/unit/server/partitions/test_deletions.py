@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import SendStopReplica
+from anabranch.machines.partition.aborted import AbortedTransaction
 from anabranch.records.batch import parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.server.partitions.offsets import delete_records
@@ -70,6 +71,22 @@ def test_delete_records_writes_nothing_in_the_loop(world: LocalReplicas, monkeyp
     assert partition.log.log_start == 15
     assert any(name.endswith(".snapshot") for name in writes.names) and LOG_STARTS_FILE in writes.names
     assert writes.in_loop == 0
+
+
+@pytest.mark.parametrize("by", ["DeleteRecords", "retention"])
+def test_aborted_transactions_of_deleted_records_are_forgotten_at_once(world: LocalReplicas, by: str) -> None:
+    """A partition takes no transactions of producers any more when it knows of too many."""
+    partition = fill(world)
+    for marker in (3, 18):
+        partition.table.aborted.add(AbortedTransaction(7, marker - 1, marker, marker - 1))
+    if by == "DeleteRecords":
+        assert world.runner.run(delete_records(partition, 10)) == 10
+    else:
+        world.clock.ms += 10_000
+        world.runner.run(world.replicas.maintain(IDLE_MAX_MS))
+        assert partition.log.log_start > 3
+    assert 3 not in {line.last_offset for line in partition.table.aborted}
+    assert len(partition.table.aborted) == (partition.log.log_start <= 18)
 
 
 def test_a_partition_is_not_made_again_while_a_thread_removes_deleted_segments_of_its_name(
