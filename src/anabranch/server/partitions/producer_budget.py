@@ -65,10 +65,13 @@ class ProducerBudget:
             self._sweep.cancel()
 
     async def _make_room(self) -> None:
-        """Forget producers that are idle, and count the others."""
-        before = self._count
-        held = await self._forget_and_count()
-        self._count += held - before  # Those that came meanwhile are counted, too.
+        """Forget producers that are idle, and count the others; after a failure the next newcomer has it tried."""
+        try:
+            before = self._count
+            held = await self._forget_and_count()
+            self._count += held - before  # Those that came meanwhile are counted, too.
+        except Exception as error:  # A defect must not refuse newcomers for ever.
+            events.error("idle producers not forgotten", exception=error)
         await asyncio.sleep(RECOUNT_INTERVAL_S)
         self._sweep = None
 

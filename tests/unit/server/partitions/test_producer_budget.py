@@ -57,6 +57,30 @@ def test_newcomers_are_refused_above_the_bound_until_others_are_idle(monkeypatch
     asyncio.run(scene())
 
 
+def test_newcomers_are_not_refused_for_ever_after_producers_could_not_be_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(producer_budget, "RECOUNT_INTERVAL_S", 0.0)
+    failures = [RuntimeError("a defect")]
+
+    def tables() -> list[ProducerTable]:
+        if failures:
+            raise failures.pop()
+        return [table_of(3, NOW_MS)]
+
+    async def scene() -> None:
+        budget = ProducerBudget(tables, FixedClock(), 10 * PRODUCER_SIZE)
+        budget.took(10)
+        assert not budget.has_room()
+        await settled()
+        assert not budget.has_room(), "they are counted beside, again"
+        await settled()
+        assert budget.has_room()
+
+    asyncio.run(scene())
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] != []
+
+
 def test_many_idle_producers_are_forgotten_in_steps() -> None:
     table = table_of(2 * EXPIRED_MAX + 1, 0)
 
