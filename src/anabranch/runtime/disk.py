@@ -103,6 +103,14 @@ def _check_ordinary(path: Path, fd: int) -> int:
     return found.st_size
 
 
+def _size_if_there(path: Path) -> int:
+    """The bytes of a file; 0 if it is missing: another thread may be removing it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _temporary(path: Path) -> Path:
     """The name of a file until it is complete; that of a long name is shorter."""
     if len(path.name) + len(".tmp") <= NAME_MAX:
@@ -217,7 +225,7 @@ class Disk:
 
         Files not removed before the process ends stay.
         """
-        if any(path.exists() and path.stat().st_size > DISCARD_SIZE_MAX for path in paths):
+        if any(_size_if_there(path) > DISCARD_SIZE_MAX for path in paths):
             _discarding.add(self.unlink, paths)
             return
         for path in paths:

@@ -70,6 +70,13 @@ def test_large_files_are_discarded_without_waiting(tmp_path: Path, monkeypatch: 
     assert disk.names(tmp_path) == []
 
 
+def test_a_file_that_another_thread_removes_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: True)
+    Disk().discard([tmp_path / "gone"])
+
+
 def test_one_thread_discards_all_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log may have thousands of them."""
     monkeypatch.setattr(disk_module, "DISCARD_SIZE_MAX", 10)

@@ -39,6 +39,7 @@ from anabranch.server.partitions.topic_settings import TopicSettings
 from anabranch.server.partitions.upkeep_failures import of_retention
 from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import OfflineLogError, PartitionLog
+from anabranch.storage.log.dropped import DroppedSegments
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import retained_before
@@ -429,13 +430,13 @@ class Replicas:
     async def _let_go(self, topic: str, gone: list[Partition]) -> None:
         """Let go of removed partitions when nothing is done with their files any more; drop them from `gone`."""
         busy: list[Partition] = []
-        removing: list[asyncio.Future[None]] = []
+        removing: list[DroppedSegments] = []
         async for it in in_turns(gone, CONFIGURED_AT_A_TIME):
             if self.commits.is_busy(it.log):
                 busy.append(it)
-            removing += it.log.dropped.removing if isinstance(it.log, LocalLog) else ()
-        if removing:
-            await asyncio.wait(removing)
+            removing += [it.log.dropped] if isinstance(it.log, LocalLog) and it.log.dropped.removing else []
+        for dropped in removing:
+            await self.in_thread(dropped.close)
         for some in spent_in_parts(busy, COMMITTED_AT_A_TIME):
             await asyncio.wait([self.commit(partition) for partition in some])
         if held := [it for name, it in self._held.items() if name.topic == topic and self.get(*name) is None]:

@@ -185,6 +185,7 @@ class LocalLog:
         Shared checkpoints are only updated: their owner saves them, once for all logs.
         """
         self._segments.share_no_more()
+        self.dropped.close()
         if self._failure is None and self._segments and self._home.exists:
             self._segments[-1].seal()
             self.flush()

@@ -468,8 +468,9 @@ class Segment:
         for path in self.paths:
             if self._disk.exists(path):
                 away = path.with_name(path.name + DELETED_SUFFIX)
-                self._disk.rename(path, away)
-                doomed.append(away)
+                with contextlib.suppress(FileNotFoundError):  # An earlier broker of this process may be removing it.
+                    self._disk.rename(path, away)
+                    doomed.append(away)
         return doomed
 
 

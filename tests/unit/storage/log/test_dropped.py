@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import threading
 from math import isqrt
 from pathlib import Path
@@ -19,6 +20,8 @@ from anabranch.storage.log.segment import LOG_SUFFIX, Segment
 from tests.support.batches import make_batch
 from tests.support.dropped import remove_some
 
+DEFAULT_THREADS_MAX = min(32, (os.cpu_count() or 1) + 4)
+"""Threads of the default executor of a loop."""
 CONFIG = LogConfig(durability=Durability.OS, segment_bytes=1, retention_ms=1_000)
 """A segment for each batch."""
 
@@ -222,3 +225,80 @@ def test_a_segment_ends_by_size_or_by_time_if_it_is_large_or_old_enough_for_its_
     segment = Segment(Disk(), tmp_path, 0, 100)
     segment.size, segment.first_append_ms = size, 7
     assert segment.is_over(1, 5, 7 + age_ms, config, count) is over
+
+
+class HeldDisk(Disk):
+    """A disk on which a file is removed when it is said so; counts those that were removed."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.removed = 0
+
+    def unlink(self, path: Path) -> None:
+        self.begun.set()
+        assert self.go_on.wait(5)
+        super().unlink(path)
+        self.removed += 1
+
+
+def held_log(path: Path, disk: HeldDisk) -> LocalLog:
+    """A log that has three dropped segments, and one that is left."""
+    log = LocalLog.open(path, CONFIG, disk=disk)
+    for _ in range(4):
+        log.append(make_batch(1), 0, 1_000)
+    log.flush()
+    log.delete_before(3)
+    return log
+
+
+def test_many_logs_that_remove_files_keep_no_other_work_waiting(tmp_path: Path) -> None:
+    """Each file may take long, and the threads of the default executor are few."""
+    disk = HeldDisk()
+    logs = [held_log(tmp_path / f"t-{number}", disk) for number in range(2 * DEFAULT_THREADS_MAX)]
+
+    async def story() -> None:
+        removals = [asyncio.ensure_future(log.remove_dropped()) for log in logs]
+        assert await asyncio.to_thread(disk.begun.wait, 20)
+        await asyncio.wait_for(asyncio.to_thread(int), 3)
+        disk.go_on.set()
+        await asyncio.gather(*removals)
+
+    asyncio.run(story())
+    assert disk.removed == 9 * len(logs)
+    assert all(bases(log) == [3] for log in logs)
+
+
+def test_a_log_that_is_closed_removes_no_file_any_more_and_may_be_opened_again(tmp_path: Path) -> None:
+    disk = HeldDisk()
+    log = held_log(tmp_path / "t-0", disk)
+
+    async def story() -> None:
+        removal = asyncio.ensure_future(log.remove_dropped())
+        assert await asyncio.to_thread(disk.begun.wait, 20)
+        closing = asyncio.ensure_future(asyncio.to_thread(log.close))
+        await asyncio.wait([closing], timeout=0.2)
+        assert not closing.done(), "it waits for the file that is being removed"
+        disk.go_on.set()
+        await closing
+        removed = disk.removed
+        assert removed < 9
+        await removal
+        assert disk.removed == removed
+
+    asyncio.run(story())
+    again = LocalLog.open(tmp_path / "t-0", CONFIG, disk=Disk())
+    assert (again.log_start, again.end, bases(again)) == (3, 4, [3])
+
+
+def test_a_log_is_opened_while_another_thread_removes_its_dropped_files(tmp_path: Path) -> None:
+    """As one does that an earlier broker of the process had take a large file."""
+
+    class SharedDisk(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            if old.suffix == LOG_SUFFIX:
+                old.unlink()
+            super().rename(old, new)
+
+    held_log(tmp_path / "t-0", HeldDisk()).close()
+    log = LocalLog.open(tmp_path / "t-0", CONFIG, disk=SharedDisk())
+    assert (log.log_start, log.end, bases(log)) == (3, 4, [3])
