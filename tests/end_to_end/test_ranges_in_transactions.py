@@ -34,12 +34,16 @@ UNSTABLE = ErrorCode.UNSTABLE_OFFSET_COMMIT
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+def broker(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
+    """The parameter, if there is one: whether commits wait for gaps."""
     process = BrokerProcess(
         tmp_path / "data",
         offsets_topic_num_partitions=3,
         transaction_state_log_num_partitions=3,
-        **{"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100},
+        **{
+            "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+            "individual.commit.wait.for.gaps": getattr(request, "param", True),
+        },
     ).start()
     yield process
     if process.alive:
@@ -130,6 +134,23 @@ def test_the_proposals_two_threads(broker: BrokerProcess, connect: Connect) -> N
         waits = third.send((55, 59))
         client.delete("t")
         assert third.answer(waits) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@pytest.mark.parametrize("broker", [False], indirect=True)
+def test_without_waiting_members_commit_though_each_holds_what_lies_below_the_others_ranges(
+    broker: BrokerProcess, connect: Connect
+) -> None:
+    """They waited for each other, and one with a marker between its records for itself, until they were fenced."""
+    with begun(broker) as client:
+        first, second = Thread(connect(), "a"), Thread(connect(), "b")
+        assert first.answer(first.send((41, 44), (50, 54))) == ErrorCode.NONE
+        assert second.answer(second.send((45, 49), (55, 59))) == ErrorCode.NONE
+        assert first.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (40, [(41, 44), (50, 54)], [])
+        assert second.producer.end(commit=True) == ErrorCode.NONE
+        assert client.progress() == (40, [(41, 59)], [])
+        client.commit_ranges((40, 40))
+        assert client.progress() == (60, [], [])
 
 
 def test_an_aborted_one_counts_nothing_and_an_open_one_goes_on_after_a_kill(

@@ -240,9 +240,12 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             case ("gates", str(group_id)):
                 return decide_look(self.keeper, group_id, now_ms)
             case ("settle",):
-                return self.settling.decide_more(now_ms)
+                draft = Draft[CoordinatorRecord]()
+                draft.add(self.settling.decide_more(now_ms))
+                self._look_at_purgatory(draft, now_ms)
+                return draft.outcome(None)
             case ("expire",):
-                draft: Draft[CoordinatorRecord] = Draft()
+                draft = Draft[CoordinatorRecord]()
                 draft.add(self.expiry.decide(now_ms))
                 self._look_at_purgatory(draft, now_ms)
                 return self.ranged.burying(draft.outcome(None))

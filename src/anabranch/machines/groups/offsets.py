@@ -339,8 +339,10 @@ class Offsets:
         return records
 
     def must_wait(self, group: Group | None, request: TxnOffsetCommitRequest) -> bool:
-        """Whether a commit in a transaction leaves a gap below its ranges, and so waits; a refused one never does."""
-        if self._transaction_error(group, request) or not self.settings.individual_commits:
+        """Whether a commit in a transaction waits as it leaves a gap below its ranges; a refused one never does."""
+        if not (self.settings.gaps_are_waited_for and self.settings.individual_commits):
+            return False
+        if self._transaction_error(group, request):
             return False
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)

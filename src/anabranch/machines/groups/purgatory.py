@@ -18,7 +18,7 @@ PARTITION_SIZE = 400
 RANGE_SIZE = 120
 """Bytes of memory of a request, of each of its partitions, and of each of their ranges."""
 
-GROUP_MAX = 1_000
+GROUP_MAX = 100
 """Requests of one group that wait."""
 
 

@@ -46,6 +46,8 @@ class GroupSettings:
     offsets_retention_check_interval_ms: int = 600_000
     individual_commits: bool = True
     """Whether commits by ranges are accepted."""
+    gaps_are_waited_for: bool = False
+    """Whether a commit of ranges of offsets in a transaction waits until what lies below them is committed, too."""
     ranges_per_partition_max: int = 100_000
     """Ranges of offsets that are held of one group and partition."""
     ranges_max: int = 1_000_000

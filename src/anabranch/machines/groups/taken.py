@@ -53,23 +53,20 @@ class Taken:
         partition: Partition,
         position: Position,
         members: Container[str],
-        *,
-        is_settled: bool,
     ) -> bool:
         """Follow what was taken, and what is no more; whether all of it is joined. `position` is the group's.
 
-        A request of a member that is none of `members` any more waits to be refused. Unless it `is_settled`, what is
-        not there may be on its way from a request to a transaction.
+        A request of a member that is none of `members` any more waits to be refused.
         """
         held = offsets.individual.of(group_id, partition, position)
         present = _present(offsets, group_id, partition, position, members)
         added = {name: _ranges_of(present[name], partition) for name in present.keys() - self._sources.keys()}
-        gone = self._sources.keys() - present.keys() if is_settled else ()
+        gone = self._sources.keys() - present.keys()
         moved = {tuple(ranges) for ranges in added.values()} if gone else ()
         goes_with = position.ranges_since, position.topic_id
         has_lapsed = goes_with != self._goes_with[0] or position.offset < self._goes_with[1]
         self._goes_with = goes_with, position.offset
-        for name in list(gone):
+        for name in gone:
             ranges = self._sources.pop(name)
             has_lapsed |= tuple(ranges) not in moved and not _are_committed(ranges, position.offset, held)
         self._sources |= added

@@ -274,6 +274,7 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
             consumer_shares_max=settings.max_shares_per_partition,
             balance_interval_ms=settings.key_range_balance_interval_ms,
             individual_commits=settings.accept_individual_commit,
+            gaps_are_waited_for=settings.gaps_are_waited_for,
             ranges_per_partition_max=settings.individual_commit_max_ranges_per_partition,
             ranges_max=settings.individual_commit_max_ranges,
             ranges_held=self.ranges_held,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -123,6 +124,10 @@ class Memberships:
             text = f"Epoch {epoch} of member {member_id} in group {group_id} is not its present one: send a heartbeat."
             raise ApiError(error, text)
 
+    def undisturbed(self, group_id: str) -> AbstractAsyncContextManager[None]:
+        """For a block that asks about a group, and awaits nothing: what is decided of it in a thread is done before."""
+        return self._groups.shard_of(group_id).undisturbed()
+
     def live(self, group_id: str) -> Callable[[str], bool]:
         """A function that tells whether a member is still in the group."""
         group = self._machine(group_id).groups.get(group_id)
@@ -175,8 +180,7 @@ class Memberships:
         known.taken[group_id, at] = followed
         number, taken = followed
         members = () if group is None else group.members
-        is_settled = not self._groups.shard_of(group_id).is_deciding
-        is_known = taken.look(machine.offsets, group_id, at, position, members, is_settled=is_settled)
+        is_known = taken.look(machine.offsets, group_id, at, position, members)
         version = known.number, position.ranges_since, number, taken.lapses
         return Committed(position, ranges, taken.ranges, version, log_start, is_known=is_known)
 

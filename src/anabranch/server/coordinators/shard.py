@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -158,6 +159,10 @@ class Shard(Generic[MachineT, RecordT]):
             return self._turns.take(partial(self._read_in_turn, self.machine, look, weigh))
         reply = look(self.machine, self.now_ms())
         return self._durable.when(reply)
+
+    def undisturbed(self) -> AbstractAsyncContextManager[None]:
+        """For a block that awaits nothing, and reads the machine: nothing is decided apart meanwhile."""
+        return self._turns.between()
 
     def tell(
         self, decide: Callable[[MachineT, int], Outcome[None, RecordT]], weigh: Callable[[MachineT], int] | None = None

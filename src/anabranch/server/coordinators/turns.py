@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from anabranch.runtime.collector import look_at_young
@@ -58,6 +59,29 @@ class Turns:
         if self._working is None:
             self._working = loop.create_task(self._work_off(), name=f"turns of {self._name}")
         return loop.create_task(_reply(turn), name=f"turn of {self._name}")
+
+    @asynccontextmanager
+    async def between(self) -> AsyncIterator[None]:
+        """A turn for a block, which awaits nothing: it waits until everything before it is done."""
+        if not self.busy:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        begins: asyncio.Future[None] = loop.create_future()
+        ends: asyncio.Future[None] = loop.create_future()
+
+        async def block() -> None:
+            if not ends.done():
+                begins.set_result(None)
+                await ends
+
+        turn = self.take(block)
+        try:
+            await begins
+            yield
+        finally:
+            ends.set_result(None)
+            del turn
 
     async def _work_off(self) -> None:
         turn: asyncio.Future[Any] | None = None

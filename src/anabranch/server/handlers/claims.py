@@ -86,6 +86,12 @@ class _Claimed(NamedTuple):
     target: Target
 
 
+class _Beginning(NamedTuple):
+    """A claim of a group that has committed nothing of the partition: it has to begin somewhere first."""
+
+    partition: Partition
+
+
 def handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchResponse | Awaitable[FetchResponse | Large]:
     """Answer a fetch with slices, as soon as there is one. The request may be freed when this returns."""
     if len(request.topics) > CLAIMS_MAX or sum(len(topic.partitions) for topic in request.topics) > CLAIMS_MAX:
@@ -229,9 +235,14 @@ class _Attempt:
 
     async def _claim_in_steps(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData:
         """As `_claim`, with steps of which none takes long."""
+        has_begun = False
         for _ in range(LOOKS_MAX):
-            found = await self._claim(topic, part)
-            if found is not None:
+            async with self._broker.memberships.undisturbed(self._request.group_id):
+                found = self._claim(topic, part, has_begun=has_begun)
+            if isinstance(found, _Beginning):
+                await self._begin(found.partition, part.fetch_offset)
+                has_begun = True
+            elif found is not None:
                 return found
             self._work = 0
             await asyncio.sleep(0)
@@ -239,10 +250,12 @@ class _Attempt:
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The slices of the partition change too fast; try again."
         )
 
-    async def _claim(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData | None:
+    def _claim(
+        self, topic: FetchTopic, part: FetchPartition, *, has_begun: bool
+    ) -> _Claimed | PartitionData | _Beginning | None:
         """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason.
 
-        None where another look has to follow.
+        None where another look has to follow; `has_begun`: whether the group was made to begin before this one.
         """
         broker, request, claim = self._broker, self._request, part.claim
         if claim is None:
@@ -284,10 +297,9 @@ class _Attempt:
         where = group_id, topic_name, partition.topic_id, number
         progress = broker.memberships.committed(*where, log.log_start)
         if progress is None:
-            await self._begin(partition, part.fetch_offset)
-            progress = broker.memberships.committed(*where, log.log_start)
-            if progress is None:
-                raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
+            if not has_begun:
+                return _Beginning(partition)
+            raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
         if not progress.is_known:
             return None
         if progress.stable > log.end:
@@ -482,6 +494,8 @@ def _held_by_others(
     """
     if not len(broker.slices):
         return {}
+    from anabranch.machines.groups import individual
+
     found: dict[tuple[int, int], str] = {}
     topics: Sequence[OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic] = request.topics
     for place, topic in enumerate(topics):
@@ -493,7 +507,10 @@ def _held_by_others(
             if partition is None:
                 continue
             if part.offset_ranges:
-                ranges = [(it.start, it.end) for it in part.offset_ranges]
+                try:
+                    ranges = individual.checked((it.start, it.end) for it in part.offset_ranges)
+                except individual.WrongRangesError:  # The coordinator refuses them.
+                    continue
             elif part.key_range_offsets:
                 ranges = [(0, OFFSET_MAX)]
             else:

@@ -420,6 +420,12 @@ class Settings:
         True,
         "Whether groups may commit ranges of offsets and of keys above their committed offsets.",
     )
+    gaps_are_waited_for: bool = setting(
+        "individual.commit.wait.for.gaps",
+        parse_bool,
+        False,
+        "Whether a commit of ranges of offsets in a transaction waits until what lies below them is committed, too.",
+    )
     max_shares_per_partition: int = setting(
         "max.shares.per.partition",
         Between(1, 100),

@@ -120,7 +120,7 @@ def test_a_transaction_does_not_go_on_from_a_topic_that_was_made_again() -> None
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_request_that_waits_is_looked_at_when_what_it_goes_with_is_gone(*, is_deleted: bool) -> None:
     """It is to be sent again, and goes with what there is then."""
-    group = RangedGroup()
+    group = RangedGroup(gaps_are_waited_for=True)
     group.committed(5)
     waits = group.commit_later(ONE, [(8, 9)])
     assert isinstance(waits, int) and group.code_of(waits) is None
@@ -136,7 +136,7 @@ def test_a_request_that_waits_is_looked_at_when_what_it_goes_with_is_gone(*, is_
 
 
 def test_a_request_that_waits_is_looked_at_when_its_group_is_deleted() -> None:
-    group = RangedGroup()
+    group = RangedGroup(gaps_are_waited_for=True)
     group.committed(5)
     waits = group.commit_later(ONE, [(8, 9)])
     assert group.submit(lambda machine: machine.delete_group("g", group.now_ms)) is ErrorCode.NONE
@@ -230,7 +230,7 @@ def test_what_open_transactions_leave_is_known_without_looking_at_all_of_it_agai
 
 
 def test_ranges_of_many_commits_are_joined_once_and_beside_the_loop() -> None:
-    group = RangedGroup(ranges_per_partition_max=100_000, ranges_max=1_000_000)
+    group = RangedGroup(gaps_are_waited_for=True, ranges_per_partition_max=100_000, ranges_max=1_000_000)
     group.committed(5)
     for begin in range(0, 3_000, 300):
         group.commit(ranges=[(6 + 2 * number, 6 + 2 * number) for number in range(begin, begin + 300)])

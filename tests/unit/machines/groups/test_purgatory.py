@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.support.groups import GROUP, GroupWorld, subscription, topics
 
 CALLER = Caller("client", "/host", 4, "fresh", 0)
 TICKET = "parked"
+WAITS = GroupSettings(gaps_are_waited_for=True)
 FOO = {"range": subscription("foo")}
 
 
@@ -73,7 +75,7 @@ def answered(world: GroupWorld) -> ErrorCode | None:
 
 
 def test_the_deletion_of_the_topic_ends_the_wait() -> None:
-    world = GroupWorld()
+    world = GroupWorld(settings=WAITS)
     commit(world, "", -1)
     park(world)
     world.set_topics(topics(bar=1))
@@ -81,7 +83,11 @@ def test_the_deletion_of_the_topic_ends_the_wait() -> None:
 
 
 def test_the_expiry_of_the_position_ends_the_wait() -> None:
-    world = GroupWorld(settings=GroupSettings(offsets_retention_ms=2_000, offsets_retention_check_interval_ms=1_000))
+    world = GroupWorld(
+        settings=GroupSettings(
+            gaps_are_waited_for=True, offsets_retention_ms=2_000, offsets_retention_check_interval_ms=1_000
+        )
+    )
     world.reload()
     commit(world, "", -1)
     park(world)
@@ -101,7 +107,7 @@ def test_the_expiry_of_the_position_ends_the_wait() -> None:
     ids=["leaves", "times out", "leaves for a while"],
 )
 def test_a_member_that_goes_waits_no_longer(end: Callable[[GroupWorld], object], code: ErrorCode) -> None:
-    world = GroupWorld()
+    world = GroupWorld(settings=WAITS)
     epoch = world.join("one", instance_id="i").member_epoch
     commit(world, "one", epoch)
     park(world, "one", epoch)
@@ -110,7 +116,7 @@ def test_a_member_that_goes_waits_no_longer(end: Callable[[GroupWorld], object],
 
 
 def test_a_member_that_goes_on_to_another_epoch_waits_no_longer() -> None:
-    world = GroupWorld()
+    world = GroupWorld(settings=WAITS)
     epoch = world.join("one").member_epoch
     commit(world, "one", epoch)
     park(world, "one", epoch)
@@ -123,7 +129,7 @@ def test_a_member_that_goes_on_to_another_epoch_waits_no_longer() -> None:
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_a_classic_member_that_goes_or_has_another_generation_waits_no_longer(leaves: bool) -> None:
-    world = GroupWorld()
+    world = GroupWorld(settings=WAITS)
     world.join_classic("", FOO, version=3, fresh="m")
     world.advance(3_001)
     member = "classic-m"
@@ -139,7 +145,7 @@ def test_a_classic_member_that_goes_or_has_another_generation_waits_no_longer(le
 
 
 def test_a_classic_member_goes_on_waiting_in_a_group_that_is_converted() -> None:
-    world = GroupWorld()
+    world = GroupWorld(settings=WAITS)
     world.join_classic("", FOO, version=3, fresh="m")
     world.advance(3_001)
     member = "classic-m"
@@ -153,7 +159,7 @@ def test_a_classic_member_goes_on_waiting_in_a_group_that_is_converted() -> None
 
 
 def test_what_waits_counts_among_the_committed_offsets_and_no_more_waits_than_has_room() -> None:
-    world = GroupWorld(settings=GroupSettings(offsets_size_max=10_000, offsets_size=lambda: purgatory().size))
+    world = GroupWorld(settings=replace(WAITS, offsets_size_max=10_000, offsets_size=lambda: purgatory().size))
 
     def purgatory() -> Purgatory:
         return world.coordinator.offsets.in_transactions.purgatory

@@ -542,7 +542,7 @@ def test_ranges_of_an_aborted_transaction_do_not_count() -> None:
 
 
 def test_the_proposals_two_threads() -> None:
-    group = RangedGroup()
+    group = RangedGroup(gaps_are_waited_for=True)
     group.committed(40)
     second = group.commit_later(2, [(45, 49)])
     assert isinstance(second, int) and group.code_of(second) is None
@@ -560,7 +560,7 @@ def test_a_commit_by_key_range_waits_for_nobody() -> None:
 
 
 def test_a_plain_commit_of_others_closes_a_gap_too_and_a_transaction_that_ends_waits_no_longer() -> None:
-    group = started()
+    group = started(gaps_are_waited_for=True)
     first, second = group.commit_later(1, [(60, 61)]), group.commit_later(2, [(70, 71)])
     group.committed(ranges=[(43, 44), (48, 49), (51, 59)])
     assert (group.code_of(first), group.code_of(second)) == (ErrorCode.NONE, None)

@@ -154,6 +154,33 @@ def test_a_request_whose_client_hangs_up_in_line_is_decided_all_the_same(tmp_pat
     in_line(World(tmp_path), story)
 
 
+def test_a_block_that_reads_the_machine_has_its_turn_and_one_that_is_cancelled_keeps_nobody(tmp_path: Path) -> None:
+    """Claims of slices read while a thread changed what they went through, which ended the connection."""
+
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        seen: list[dict[str, str]] = []
+
+        async def look() -> None:
+            async with world.shard.undisturbed():
+                seen.append(dict(world.shard.machine.values))
+
+        cancelled, looks = asyncio.ensure_future(look()), asyncio.ensure_future(look())
+        await asyncio.sleep(0.01)
+        put = world.shard.ask(lambda toy, now_ms: toy.put("after", "1"))
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled() and not seen
+        apart.may_end.set()
+        await looks
+        assert seen == [{"apart": "0"}], "all that came before, and nothing that came after"
+        assert await put == "put after"
+        await until(lambda: not world.shard._turns.busy)
+        await look()
+        assert seen[1] == {"apart": "0", "after": "1"}
+
+    in_line(World(tmp_path), story)
+
+
 def test_a_request_whose_client_hangs_up_as_its_turn_ends_is_not_parked_for_ever(tmp_path: Path) -> None:
     async def story(world: World, apart: Apart, reply: Any) -> None:
         def park(toy: Toy, now_ms: int) -> Outcome[Any, Pair]:
