@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
@@ -33,11 +34,33 @@ from anabranch.runtime.clock import Clock
 
 PARTS_AT_A_TIME = 1_000
 """Parts of slices in one commit."""
+REFUSED_AT_A_TIME = 100
+"""Slices that are dropped at a time: each drop looks at all records that are ready."""
 SLICES_MANY = 1_000
 """With so many slices in hand, automatic commits are not put off for long: a leader gives a member at most 10,000."""
 MANY_COMMIT_INTERVAL_MS = 500
 
 _log = logging.getLogger("anabranch.client")
+
+
+class _Refused:
+    """The parts of one commit that other members hold. Their slices are dropped many at a time."""
+
+    def __init__(self, ledger: SliceLedger) -> None:
+        self.parts: list[Part] = []
+        self._ledger = ledger
+        self._dropped = 0
+
+    def add(self, part: Part) -> None:
+        """Note a part, whose slice is dropped soon."""
+        self.parts.append(part)
+        if len(self.parts) - self._dropped >= REFUSED_AT_A_TIME:
+            self.drop()
+
+    def drop(self) -> None:
+        """Drop the slices: before the commit waits, and at its end."""
+        self._ledger.refused(*self.parts[self._dropped :])
+        self._dropped = len(self.parts)
 
 
 class CooperativeGroup(Group):
@@ -187,58 +210,66 @@ class CooperativeGroup(Group):
         """
         context = self._context
         ids = self.fetches.topic_ids  # While this waits for its turn, a topic may be created again.
-        refused: list[Part] = []
         deadline = context.now_ms() + (self._settings.default_api_timeout_ms if timeout_ms is None else timeout_ms)
+        refused = _Refused(self.ledger)
         async with self._committing:
-            began_ms = context.now_ms()
-            work = deque(_requests(parts))
-            while work:
-                pending = work.popleft()
-                identity = context.identity()
-                failure: AnabranchError | OSError
-                if not self._member.is_member:
-                    raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, context.group_id)
-                commits = {tp: OffsetAndMetadata(-1, ranges=_ranges(some)) for tp, some in pending.items()}
-                try:
-                    codes = await context.offsets.commit(commits, ids, identity)
-                except (AnabranchError, OSError) as error:
-                    if is_final(error):
-                        raise
-                    failure, codes = error, {}
-                else:
-                    failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's response lacks partitions")
-                for tp, code in codes.items():
-                    some = pending.pop(tp)
-                    if code is ErrorCode.NONE:
-                        for part in some:
-                            self.ledger.committed(part)
-                    elif code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
-                        self.ledger.drop_below(tp, context.offsets.stable[tp])
-                        again = [part for part in some if part.end >= context.offsets.stable[tp]]
-                        work.extend(_requests(_from(again, context.offsets.stable[tp])))
-                    elif code is ErrorCode.INVALID_RECORD_STATE:
-                        if len(some) > 1:  # By halves, to find out which.
-                            middle = len(some) // 2
-                            work.extend({tp: half} for half in (some[:middle], some[middle:]))
-                        else:
-                            refused += some
-                            self.ledger.refused(some[0])
-                    elif code in OUT_OF_GROUP:
-                        raise _not_committed(code, context.group_id)
+            try:
+                await self._commit_in_turn(parts, ids, deadline, refused)
+            finally:
+                refused.drop()
+        return refused.parts
+
+    async def _commit_in_turn(
+        self, parts: Sequence[Part], ids: Mapping[str, UUID], deadline: int, refused: _Refused
+    ) -> None:
+        context = self._context
+        began_ms = context.now_ms()
+        work = deque(_requests(parts))
+        while work:
+            pending = work.popleft()
+            identity = context.identity()
+            failure: AnabranchError | OSError
+            if not self._member.is_member:
+                raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, context.group_id)
+            commits = {tp: OffsetAndMetadata(-1, ranges=_ranges(some)) for tp, some in pending.items()}
+            try:
+                codes = await context.offsets.commit(commits, ids, identity)
+            except (AnabranchError, OSError) as error:
+                if is_final(error):
+                    raise
+                failure, codes = error, {}
+            else:
+                failure = ApiError(ErrorCode.UNKNOWN_SERVER_ERROR, "the coordinator's response lacks partitions")
+            for tp, code in codes.items():
+                some = pending.pop(tp)
+                if code is ErrorCode.NONE:
+                    self.ledger.committed(*some)
+                elif code is ErrorCode.INDIVIDUAL_COMMIT_TOO_OLD:
+                    self.ledger.drop_below(tp, context.offsets.stable[tp])
+                    again = [part for part in some if part.end >= context.offsets.stable[tp]]
+                    work.extend(_requests(_from(again, context.offsets.stable[tp])))
+                elif code is ErrorCode.INVALID_RECORD_STATE:
+                    if len(some) > 1:  # By halves, to find out which.
+                        middle = len(some) // 2
+                        work.extend({tp: half} for half in (some[:middle], some[middle:]))
                     else:
-                        failure = ApiError(code, f"slices of {tp} could not be committed")
-                        if code in TOPIC_GONE:
-                            deadline = min(deadline, began_ms + TOPIC_GONE_TIMEOUT_MS)
-                        if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
-                            raise failure
-                        pending[tp] = some
-                context.host.happened()
-                if pending:
-                    if context.now_ms() > deadline:
+                        refused.add(some[0])
+                elif code in OUT_OF_GROUP:
+                    raise _not_committed(code, context.group_id)
+                else:
+                    failure = ApiError(code, f"slices of {tp} could not be committed")
+                    if code in TOPIC_GONE:
+                        deadline = min(deadline, began_ms + TOPIC_GONE_TIMEOUT_MS)
+                    if not (code.retriable or code in EPOCH_STALE or code in AGAIN):
                         raise failure
-                    await context.epoch_or_pause(identity)
-                    work.appendleft(pending)
-        return refused
+                    pending[tp] = some
+            context.host.happened()
+            if pending:
+                if context.now_ms() > deadline:
+                    raise failure
+                refused.drop()
+                await context.epoch_or_pause(identity)
+                work.appendleft(pending)
 
 
 class SliceRecords(Unfinished):

@@ -237,25 +237,26 @@ class SliceLedger:
                     raise ApiError(ErrorCode.INVALID_RECORD_STATE, text)
         return found
 
-    def committed(self, part: Part) -> None:
-        """Note that a part is committed; a slice of which all is leaves."""
-        held = self._held.get(part.slice)
-        if held is None:
-            return
-        held.committed = joined([*held.committed, (part.start, part.end)])
-        if held.committed == [(held.start, held.end)]:
-            self._drop([part.slice])
+    def committed(self, *parts: Part) -> None:
+        """Note that parts are committed; slices of which all is leave."""
+        whole: dict[int, None] = {}
+        for part in parts:
+            held = self._held.get(part.slice)
+            if held is None:
+                continue
+            held.committed = joined([*held.committed, (part.start, part.end)])
+            if held.committed == [(held.start, held.end)]:
+                whole[part.slice] = None
+        self._drop(whole)
 
     def drop_below(self, tp: TopicPartition, stable: int) -> None:
         """Note that all offsets of a partition below the stable one are committed."""
-        for number in self._between(tp, 0, stable - 1):
-            held = self._held[number]
-            self.committed(Part(tp, number, held.start, min(held.end, stable - 1)))
+        some = [(number, self._held[number]) for number in self._between(tp, 0, stable - 1)]
+        self.committed(*(Part(tp, number, held.start, min(held.end, stable - 1)) for number, held in some))
 
-    def refused(self, part: Part) -> None:
-        """Drop a slice of which another member holds something."""
-        if part.slice in self._held:
-            self._drop([part.slice])
+    def refused(self, *parts: Part) -> None:
+        """Drop slices of which other members hold something."""
+        self._drop(dict.fromkeys(part.slice for part in parts if part.slice in self._held))
 
     def drop(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Drop the slices of these partitions, or all: their records count for nothing."""

@@ -108,7 +108,7 @@ class Refusing:
         return {P0: ErrorCode.NONE}
 
 
-def test_a_few_parts_that_are_refused_among_many_are_found_by_halves() -> None:
+def test_a_few_parts_that_are_refused_among_many_are_found_by_halves_and_dropped_at_once() -> None:
     async def scenario() -> None:
         settings = ConsumerSettings(group_id="g", share="any", retry_backoff_ms=0)
         driver = FetchingDriver(settings, cast(Cluster, None))
@@ -121,10 +121,13 @@ def test_a_few_parts_that_are_refused_among_many_are_found_by_halves() -> None:
         for offset in range(0, 2_000, 2):
             session = group.ledger.session(P0)
             assert group.ledger.got(P0, session.number, session.sequence, offset, offset, [])
+        drops, drop = list[int](), group.ledger.refused
+        group.ledger.refused = lambda *parts: (drops.append(len(parts)), drop(*parts))[1]  # type: ignore[method-assign]
         refused = await group.commit_parts(group.ledger.done())
         assert sorted(part.start for part in refused) == [20, 1_400]
         assert coordinator.committed == set(range(0, 2_000, 2)) - coordinator.held
         assert coordinator.requests < 50
+        assert drops == [2]
         assert len(group.ledger) == 0
 
     asyncio.run(scenario())

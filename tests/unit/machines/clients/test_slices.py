@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -191,7 +192,22 @@ def test_ranges_are_found_among_slices_of_any_length_that_overlap() -> None:
         member.ledger.parts_of({P0: [(1_000, 1_001)]})
 
 
-def test_many_slices_that_are_ready_are_dropped_in_one_look_at_what_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def below(ledger: SliceLedger) -> None:
+    ledger.drop_below(P0, MANY)
+
+
+def refused(ledger: SliceLedger) -> None:
+    ledger.refused(*ledger.parts_of({P0: [(0, MANY - 1)]}))
+
+
+def committed(ledger: SliceLedger) -> None:
+    ledger.committed(*ledger.parts_of({P0: [(0, MANY - 1)]}))
+
+
+@pytest.mark.parametrize("drop", [lambda ledger: ledger.drop([P0]), below, refused, committed])
+def test_many_slices_that_are_ready_are_dropped_in_one_look_at_what_is_ready(
+    drop: Callable[[SliceLedger], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     member = Member()
     for offset in range(MANY):
         member.got(offset, offset)
@@ -199,6 +215,6 @@ def test_many_slices_that_are_ready_are_dropped_in_one_look_at_what_is_ready(mon
     kept: list[int] = []
     keep = member.ledger.tracker._keep_ready
     monkeypatch.setattr(member.ledger.tracker, "_keep_ready", lambda stays: (kept.append(1), keep(stays)))
-    member.ledger.drop([P0])
+    drop(member.ledger)
     assert len(kept) == 1 and len(member.ledger) == MANY
     assert member.ledger.tracker.ready == MANY == len(member.polled())
