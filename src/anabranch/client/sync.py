@@ -321,6 +321,7 @@ class Consumer(_Synchronous[aio.Consumer]):
     stop = _called(aio.Consumer.stop)
     committed = _awaited(aio.Consumer.committed)
     offsets_to_commit = _called(aio.Consumer.offsets_to_commit)
+    ranges_of = _called(aio.Consumer.ranges_of)
     group_metadata = _called(aio.Consumer.group_metadata)
     assignment = _called(aio.Consumer.assignment)
     key_ranges = _called(aio.Consumer.key_ranges)

@@ -32,7 +32,7 @@ from anabranch.client.consumer.unfinished import Handler, Unfinished
 from anabranch.client.settings import ConsumerSettings, as_keywords, configured_by
 from anabranch.machines.clients.fetching import EARLIEST, LATEST, Deliverable, RecordFilter
 from anabranch.machines.clients.membership.steps import Subscription
-from anabranch.machines.clients.processing import OnError
+from anabranch.machines.clients.processing import OnError, Ranges
 from anabranch.machines.keyspace import SPACE, Interval
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.partition.sharing import asked_of
@@ -41,7 +41,6 @@ from anabranch.runtime.clock import Clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
 
 Range = tuple[int, int]
 Assignment = (
@@ -87,7 +86,6 @@ class Consumer:
         if self._driver.state is not None:
             text = "this consumer has a table by key: share 'any' gives records of a key to several members"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
-        """Consume without keys from now on."""
         if self._cooperative is None:
             if self._settings.group_id is None:
                 raise ApiError(ErrorCode.INVALID_GROUP_ID, "share 'any' is for members of a group: set group_id")
@@ -536,6 +534,10 @@ class Consumer:
     def offsets_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return what `commit` would commit, of this member's keys (not of slices): for transactions."""
         return self._grouped("name offsets to commit").to_commit()
+
+    def ranges_of(self, records: Iterable[Record]) -> dict[TopicPartition, Ranges]:
+        """Return the offsets of records in slices, with those around them that have none: for `commit(ranges=...)`."""
+        return self._grouped("name ranges").ranges_of(records)
 
     def group_metadata(self) -> GroupMetadata:
         """Return the consumer's identity in its group, for a transaction that commits its offsets."""

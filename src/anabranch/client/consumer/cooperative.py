@@ -156,9 +156,13 @@ class CooperativeGroup(Group):
         """Refuse: after an abort, what is done could not be undone here, and would go with the next transaction."""
         raise ApiError(
             ErrorCode.INVALID_REQUEST,
-            "a consumer with share 'any' has no offsets to commit: send the ranges of the records that you have "
+            "a consumer with share 'any' has no offsets to commit: send the ranges_of the records that you have "
             "processed, OffsetAndMetadata(-1, ranges=...), and once the transaction is committed, commit(ranges=...)",
         )
+
+    def ranges_of(self, records: Iterable[Record]) -> dict[TopicPartition, Ranges]:
+        """Return the offsets of records in hand, with those without a record that belong to them."""
+        return self.ledger.ranges_of((TopicPartition(it.topic, it.partition), it.offset) for it in records)
 
     async def commit(
         self,

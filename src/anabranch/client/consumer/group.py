@@ -23,6 +23,7 @@ from anabranch.client.consumer.listeners import GroupMetadata, Invoke, Shares, i
 from anabranch.client.consumer.member_driver import MemberDriver
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.positions import Positions
+from anabranch.client.consumer.record import Record
 from anabranch.client.settings import ConsumerSettings
 from anabranch.machines.clients.fetching import Fetcher
 from anabranch.machines.clients.key_ranges import KeyRanges, places
@@ -303,6 +304,11 @@ class Group:
     def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets below which all is processed, of this member's keys."""
         return self._commits.to_commit()
+
+    def ranges_of(self, records: Iterable[Record]) -> dict[TopicPartition, Ranges]:
+        """Refuse: offsets without a record belong to no member alone here, and are below a committed offset."""
+        text = "ranges_of is for a consumer with share 'any'; this one has offsets_to_commit"
+        raise ApiError(ErrorCode.INVALID_REQUEST, text)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Return the committed offsets of the group; None for a partition without one."""

@@ -8,13 +8,18 @@ The rule: an offset that is not committed is in hand once. A slice that was held
 the member that still has it: what is in hand stays as it is, and only the rest of the slice comes in. So no record is
 handed out beside itself, and work that takes longer than the hold time counts when it is done.
 
+Offsets without a record (markers, what was aborted or compacted away) belong to the next record of their slice, and
+those behind its last record to that one: they are committed with it, also where an application names the offsets of
+its records alone. So all of a slice is done when its records are.
+
 A claim is repeated, under the same number, until its slice has come. A leader that does not know the session (it is a
 new one) has it begun anew; what is done of slices in hand should be committed before, as they are offered again.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from array import array
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +54,18 @@ class Held:
     end: int
     committed: list[tuple[int, int]] = field(default_factory=list)
     """Ascending, no two of them neighbors."""
+    gaps: array[int] = field(default_factory=lambda: array("q"))
+    """Where offsets without a record begin, and the offset behind them, by turns."""
+
+    def around(self, first: int, last: int) -> tuple[int, int]:
+        """Widen a range of these offsets by those without a record that belong to its records."""
+        gaps, start, end = self.gaps, first, last
+        at = bisect_right(gaps, first - 1)
+        if at % 2 and gaps[at] <= last:
+            start = gaps[at - 1]
+        if gaps and gaps[-1] > self.end and first < gaps[-2] <= last + 1:
+            end = self.end
+        return start, end
 
 
 @dataclass(slots=True)
@@ -171,7 +188,7 @@ class SliceLedger:
     def _hold(self, tp: TopicPartition, start: int, end: int, records: Sequence[Item]) -> None:
         self._numbers += 1
         name = TopicPartition(tp.topic, self._numbers)
-        self._held[self._numbers] = Held(name, tp, start, end)
+        self._held[self._numbers] = Held(name, tp, start, end, gaps=_gaps(start, end, records))
         self._spans.setdefault(tp, _Spans()).put(self._numbers, start, end)
         if not records:
             self._without_records[self._numbers] = None
@@ -222,20 +239,35 @@ class SliceLedger:
         return found
 
     def parts_of(self, ranges: Mapping[TopicPartition, Ranges]) -> list[Part]:
-        """These ranges of offsets as parts of slices in hand. ApiError where one is not in hand."""
-        found: list[Part] = []
+        """These ranges of offsets, and what belongs to their records, as parts of slices in hand.
+
+        ApiError where one is not in hand.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
         for tp, some in ranges.items():
             for first, last in some:
                 left = [(first, last)]
                 for number in self._between(tp, first, last):  # The latest has what is committed in no other.
                     held = self._held[number]
                     rest = without(left, [(held.start, held.end)])
-                    found += (Part(tp, number, *bounds) for bounds in without(left, rest))
+                    for bounds in without(left, rest):
+                        beside = without([held.around(*bounds)], held.committed)
+                        found.setdefault(number, []).extend([bounds, *beside])
                     left = rest
                 if left:
                     text = f"offsets {first} to {last} of {tp} are not all in hand: commit those of records polled"
                     raise ApiError(ErrorCode.INVALID_RECORD_STATE, text)
-        return found
+        return [Part(self._held[number].tp, number, *bounds) for number in found for bounds in joined(found[number])]
+
+    def ranges_of(self, offsets: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, Ranges]:
+        """The offsets of records in hand, and what belongs to them, as ranges. ApiError where one is not in hand."""
+        given: dict[TopicPartition, list[tuple[int, int]]] = {}
+        for tp, offset in offsets:
+            given.setdefault(tp, []).append((offset, offset))
+        found: dict[TopicPartition, list[tuple[int, int]]] = {tp: [] for tp in given}
+        for part in self.parts_of({tp: joined(some) for tp, some in given.items()}):
+            found[part.tp].append((part.start, part.end))
+        return {tp: joined(some) for tp, some in found.items()}
 
     def committed(self, *parts: Part) -> None:
         """Note that parts are committed; slices of which all is leave."""
@@ -293,6 +325,19 @@ class SliceLedger:
 
 def _offset_of(record: Item) -> int:
     return record.offset
+
+
+def _gaps(start: int, end: int, records: Sequence[Item]) -> array[int]:
+    found, at = array("q"), start
+    if len(records) == end - start + 1:
+        return found
+    for record in records:
+        if record.offset > at:
+            found.extend((at, record.offset))
+        at = record.offset + 1
+    if at <= end:
+        found.extend((at, end + 1))
+    return found
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from anabranch.base.errors import ApiError
 from anabranch.base.ids import TopicPartition
@@ -126,6 +129,61 @@ def test_ranges_by_hand_count_each_offset_in_hand_once() -> None:
         member.ledger.parts_of({P0: [(8, 10)]})
 
 
+def test_offsets_without_a_record_go_with_the_next_record_and_behind_the_last_one_with_that_one() -> None:
+    member = Member()
+    member.got(0, 12, without=(0, 1, 4, 7, 8, 11, 12))
+
+    def ranges(*offsets: int) -> Any:
+        return member.ledger.ranges_of((P0, offset) for offset in offsets)
+
+    assert ranges(2) == {P0: [(0, 2)]}
+    assert ranges(3, 5) == {P0: [(3, 5)]}
+    assert ranges(3, 6, 9) == {P0: [(3, 3), (6, 9)]}
+    assert ranges(10, 9, 9) == {P0: [(7, 12)]}
+    assert ranges() == {}
+    member.got(13, 13, without=(13,))
+    member.got(14, 15, without=(14,), tp=P1)
+    assert member.ledger.ranges_of([(P0, 10), (P1, 15)]) == {P0: [(10, 12)], P1: [(14, 15)]}
+    (part,) = member.ledger.parts_of({P0: [(8, 8), (9, 9)]})
+    assert (part.start, part.end) == (7, 9), "once, though a range begins within"
+    (part,) = member.ledger.parts_of({P0: [(7, 8)]})
+    assert (part.start, part.end) == (7, 8), "no record, nothing that belongs to it"
+    with pytest.raises(ApiError, match="offsets 16 to 16 of t-0 are not all in hand"):
+        ranges(16)
+
+
+def test_what_belongs_to_a_record_and_is_committed_is_not_committed_again() -> None:
+    member = Member()
+    member.got(0, 5, without=(1, 2, 5))
+    member.ledger.committed(*member.ledger.parts_of({P0: [(2, 2)]}))
+    assert member.ledger.ranges_of([(P0, 3)]) == {P0: [(1, 1), (3, 3)]}
+    assert member.ledger.ranges_of([(P0, 4)]) == {P0: [(4, 5)]}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.sets(st.integers(1, 29)), st.randoms())
+def test_all_is_committed_when_each_record_is_and_no_offset_twice(
+    has_record: list[bool], cuts: set[int], random: Random
+) -> None:
+    member = Member()
+    edges = [0, *sorted(cut for cut in cuts if cut < len(has_record)), len(has_record)]
+    for start, end in itertools.pairwise(edges):
+        member.got(start, end - 1, without=tuple(at for at in range(start, end) if not has_record[at]))
+    member.ledger.committed(*member.ledger.passed())
+    records = [offset for offset, has in enumerate(has_record) if has]
+    random.shuffle(records)
+    said: set[int] = set()
+    while records:
+        some = {records.pop() for _ in range(random.randint(1, len(records)))}
+        ranges = member.ledger.ranges_of((P0, offset) for offset in some)
+        named = {offset for first, last in ranges[P0] for offset in range(first, last + 1)}
+        assert {offset for offset in named if has_record[offset]} == some and not named & said
+        said |= named
+        if random.random() < 0.5:
+            ranges = {P0: [(offset, offset) for offset in sorted(some)]}
+        member.ledger.committed(*member.ledger.parts_of(ranges))
+    assert len(member.ledger) == 0
+
+
 def test_slices_without_records_are_known_by_themselves_until_they_are_committed() -> None:
     member = Member()
     member.got(0, 9)
@@ -184,7 +242,7 @@ def test_ranges_are_found_among_slices_of_any_length_that_overlap() -> None:
     for offset in range(1_000, 1_010):
         member.got(offset, offset)
     parts = member.ledger.parts_of({P0: [(5, 12), (995, 1_001)]})
-    assert [(part.start, part.end) for part in parts] == [(5, 9), (10, 12), (1_001, 1_001), (1_000, 1_000), (995, 999)]
+    assert [(part.start, part.end) for part in parts] == [(5, 9), (10, 12), (995, 999), (1_001, 1_001), (1_000, 1_000)]
     assert len({part.slice for part in parts}) == 4, "the later one of two, as far as it goes"
     member.ledger.drop_below(P0, 1_001)
     assert [start for _, start, _ in member.ledger.slices()] == list(range(1_001, 1_010))
