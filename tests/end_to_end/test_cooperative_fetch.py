@@ -406,6 +406,69 @@ def test_ranges_of_slices_are_committed_in_transactions_and_let_go_of_after_them
     asyncio.run(consume())
 
 
+def test_of_a_topic_of_transactions_all_is_committed_by_two_members_in_transactions(address: str) -> None:
+    create(address, "input")
+    create(address, "output")
+    numbers = [number for number in range(24) if number // 3 != 4]
+    settings = {"enable_auto_commit": False, "isolation_level": "read_committed", "max_poll_records": 5}
+    seen: list[bytes] = []
+
+    async def fill() -> None:
+        async with Producer(address, transactional_id="fill", linger_ms=0) as producer:
+            await producer.init_transactions()
+            for begin in range(0, 24, 3):
+                await producer.begin_transaction()
+                for number in range(begin, begin + 3):
+                    await producer.send("input", b"%d" % number)
+                await producer.flush()  # An abort drops what is not sent.
+                await (producer.commit_transaction() if begin != 12 else producer.abort_transaction())
+
+    async def is_committed(producer: Producer, consumer: Consumer, value: bytes | None, done: Any) -> bool:
+        offsets = {tp: OffsetAndMetadata(-1, ranges=ranges) for tp, ranges in done.items()}
+        await producer.begin_transaction()
+        await producer.send("output", value)
+        try:
+            await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+        except ApiError as error:
+            if error.code is not ErrorCode.STALE_MEMBER_EPOCH:  # The other member has just joined.
+                raise
+            await producer.abort_transaction()
+            return False
+        await producer.commit_transaction()
+        return True
+
+    async def work(name: str) -> None:
+        async with (
+            Producer(address, transactional_id=name, linger_ms=0) as producer,
+            Consumer(address, group_id="input", share="any", auto_offset_reset="earliest", **settings) as consumer,
+        ):
+            consumer.subscribe("input")
+            await producer.init_transactions()
+            while await _stable(address, "input") < 32:
+                for record in await consumer.poll(0.1):
+                    done = consumer.ranges_of([record])
+                    while not await is_committed(producer, consumer, record.value, done):
+                        await asyncio.sleep(0.1)
+                    await consumer.commit(ranges=done)
+            while consumer._cooperative and len(consumer._cooperative.ledger):
+                await consumer.poll(0.05)
+
+    async def output() -> None:
+        async with Consumer(address, auto_offset_reset="earliest", isolation_level="read_committed") as consumer:
+            consumer.assign("output")
+            while len(seen) < len(numbers):
+                seen.extend(record.value or b"" for record in await consumer.poll(1))
+            seen.extend(record.value or b"" for record in await consumer.poll(0.2))
+
+    async def all_of_it() -> None:
+        await fill()
+        await asyncio.wait_for(asyncio.gather(work("first"), work("second")), 25)
+        await asyncio.wait_for(output(), TIMEOUT_S)
+
+    asyncio.run(all_of_it())
+    assert sorted(map(int, seen)) == numbers
+
+
 def test_what_was_deleted_is_passed_and_partitions_that_are_added_are_read(address: str) -> None:
     create(address, "moving")
     produce(address, "moving", 100)

@@ -12,6 +12,7 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.client import Consumer
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
 from anabranch.client.consumer.cooperative import MANY_COMMIT_INTERVAL_MS, SLICES_MANY, CooperativeGroup
 from anabranch.client.consumer.driver import FetchingDriver
@@ -140,5 +141,14 @@ def test_a_consumer_of_slices_names_no_offsets_to_commit() -> None:
         group = CooperativeGroup(settings, cast(Cluster, None), driver, clock=Clock(), chance=Chance(1))
         with pytest.raises(ApiError, match="send the ranges"):
             group.to_commit()
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_of_whole_partitions_names_no_ranges_of_records() -> None:
+    async def scenario() -> None:
+        async with Consumer("localhost:1", group_id="g") as consumer:
+            with pytest.raises(ApiError, match="this one has offsets_to_commit"):
+                consumer.ranges_of([])
 
     asyncio.run(scenario())
