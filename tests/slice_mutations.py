@@ -99,9 +99,15 @@ COOPERATIVE = (
     ),
     Mutation(
         "a slice that is offered again to its member comes in beside itself",
-        (Edit("machines/clients/slices.py", "self._in_hand(tp, start, end))", "[])"),),
+        (Edit("machines/clients/slices.py", "(start, end)], self._in_hand(tp, start, end))", "(start, end)], [])"),),
         (*PYTEST, "tests/unit/machines/clients/test_slices.py"),
         f"{APPLICATIONS}::test_a_record_that_takes_longer_than_the_hold_time_is_handed_out_once_and_committed",
+    ),
+    Mutation(
+        "markers between the records that an application names of a slice are not committed with them",
+        (Edit("machines/clients/slices.py", "return start, end", "return first, last"),),
+        (*PYTEST, "tests/unit/machines/clients/test_slices.py"),
+        f"{APPLICATIONS}::test_of_a_topic_of_transactions_all_is_committed_by_two_members_in_transactions",
     ),
     Mutation(
         "a member without partitions keeps its slices when its membership ends",
@@ -120,8 +126,8 @@ COOPERATIVE = (
         (
             Edit(
                 "client/consumer/cooperative.py",
-                "            began_ms = context.now_ms()\n",
-                "            ids, began_ms = self.fetches.topic_ids, context.now_ms()\n",
+                "        began_ms = context.now_ms()\n",
+                "        ids, began_ms = self.fetches.topic_ids, context.now_ms()\n",
             ),
         ),
         (

@@ -410,7 +410,7 @@ def test_of_a_topic_of_transactions_all_is_committed_by_two_members_in_transacti
     create(address, "input")
     create(address, "output")
     numbers = [number for number in range(24) if number // 3 != 4]
-    settings = {"enable_auto_commit": False, "isolation_level": "read_committed", "max_poll_records": 5}
+    settings = {"enable_auto_commit": False, "isolation_level": "read_committed", "max_poll_records": 4}
     seen: list[bytes] = []
 
     async def fill() -> None:
@@ -423,10 +423,11 @@ def test_of_a_topic_of_transactions_all_is_committed_by_two_members_in_transacti
                 await producer.flush()  # An abort drops what is not sent.
                 await (producer.commit_transaction() if begin != 12 else producer.abort_transaction())
 
-    async def is_committed(producer: Producer, consumer: Consumer, value: bytes | None, done: Any) -> bool:
+    async def is_committed(producer: Producer, consumer: Consumer, records: list[Any], done: Any) -> bool:
         offsets = {tp: OffsetAndMetadata(-1, ranges=ranges) for tp, ranges in done.items()}
         await producer.begin_transaction()
-        await producer.send("output", value)
+        for record in records:
+            await producer.send("output", record.value)
         try:
             await producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
         except ApiError as error:
@@ -445,9 +446,9 @@ def test_of_a_topic_of_transactions_all_is_committed_by_two_members_in_transacti
             consumer.subscribe("input")
             await producer.init_transactions()
             while await _stable(address, "input") < 32:
-                for record in await consumer.poll(0.1):
-                    done = consumer.ranges_of([record])
-                    while not await is_committed(producer, consumer, record.value, done):
+                if records := await consumer.poll(0.1):
+                    done = consumer.ranges_of(records)
+                    while not await is_committed(producer, consumer, records, done):
                         await asyncio.sleep(0.1)
                     await consumer.commit(ranges=done)
             while consumer._cooperative and len(consumer._cooperative.ledger):
