@@ -7,10 +7,12 @@ from typing import TypeAlias
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, StructField, StructType
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from anabranch.base.errors import AnabranchError
+from anabranch.base.ids import TopicPartition
 from anabranch.client.sync import Admin
+from anabranch.spark.sink.decision import Names
 from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.task import Attempt, SinkError, Written, write
 from anabranch.spark.sink.writer import StreamWriter, TaskWritten
@@ -56,6 +58,22 @@ class Twice:
         return sorted(int(value) for values in committed(self.address, self.topic).values() for value in values)
 
 
+class ByColumn:
+    """Micro-batches of one task and one row, with the column `topic`."""
+
+    def __init__(self, address: str, topic: str, admin: Admin) -> None:
+        schema = StructType([StructField("topic", StringType()), StructField("value", BinaryType())])
+        self.topic, self.admin = topic, admin
+        self.writer = StreamWriter(parse({"kafka.bootstrap.servers": address}), schema)
+
+    def run(self, batch_id: int) -> None:
+        """Run a micro-batch."""
+        names = ("topic", "value")
+        row = pa.record_batch([pa.array([self.topic]), pa.array([b"%d" % batch_id], pa.binary())], names)
+        written = write(self.writer.options, names, Attempt(self.topic, batch_id, 0), iter([row]))
+        self.writer.finish(self.admin, [TaskWritten(written)], batch_id)
+
+
 @pytest.fixture
 def twice(address: str, request: pytest.FixtureRequest) -> Iterator[Twice]:
     task = Twice(address, request.node.name.replace("[", "-").replace("]", ""))
@@ -94,3 +112,17 @@ def test_a_second_attempt_that_begins_when_the_first_is_prepared_has_the_micro_b
     assert twice.rows() == [*range(10)]
     twice.take(twice.attempt())
     assert twice.rows() == [*range(10)], "a replay of a micro-batch that is there wrote it again"
+
+
+def test_an_offset_that_a_resize_gave_the_group_of_a_task_is_no_mark(address: str) -> None:
+    """With the column `topic`: the group has the log start of a partition that was made again."""
+    topic = "shrunk-and-grown"
+    with Admin(address) as admin:
+        admin.create_topics(topic, partitions=2)
+        query = ByColumn(address, topic, admin)
+        query.run(0)
+        mark = Names(query.writer.options.prefix, topic, None).task(0)
+        assert admin.list_group_offsets(mark).keys() == {TopicPartition(topic, 0)}
+        admin.alter_group_offsets(mark, {(topic, 1): 117})
+        query.run(1)
+    assert sorted(committed(address, topic)[None]) == [b"0", b"1"]  # type: ignore[index]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client import PreparedTransaction, TransactionDescription
+from anabranch.base.ids import TopicPartition
+from anabranch.client import OffsetAndMetadata, PreparedTransaction, TransactionDescription
 from anabranch.spark.sink import decision as shipped
 from anabranch.spark.sink.decision import (
     METADATA_MAX,
@@ -28,6 +29,7 @@ from anabranch.spark.sink.decision import (
     is_marked,
     is_open,
     later_batch,
+    mark_of,
     newest,
     next_decision,
     piece_of,
@@ -180,6 +182,14 @@ def test_a_later_micro_batch_is_noticed_by_its_decision_and_its_marks(
     decided: int | None, mark: int | None, later: int | None
 ) -> None:
     assert later_batch(None if decided is None else made(decided, range(1)), mark, 12) == later
+
+
+def test_a_mark_is_no_offset_that_a_resize_gave_a_group() -> None:
+    """A partition that was made again has its log start committed, whatever the micro-batch."""
+    names = (("out", 0), 4), (("out", 1), 117), (("other", 0), 3), (("other", 7), 900)
+    offsets = {TopicPartition(*tp): OffsetAndMetadata(offset) for tp, offset in names}
+    assert mark_of(offsets) == 4
+    assert mark_of({tp: at for tp, at in offsets.items() if tp.partition}) is None
 
 
 DIGESTS = {0: Digest(10, 100), 1: Digest(30, 12_345_678_901)}

@@ -37,7 +37,8 @@ from enum import Enum, auto
 from typing import TypeGuard
 from zlib import compress, crc32, decompress
 
-from anabranch.client import PreparedTransaction, TransactionDescription
+from anabranch.base.ids import TopicPartition
+from anabranch.client import OffsetAndMetadata, PreparedTransaction, TransactionDescription
 
 METADATA_MAX = 4_000
 """Characters of metadata that a committed offset can carry; brokers accept 4,096 (`offset.metadata.max.bytes`)."""
@@ -227,6 +228,14 @@ def _check(text: str) -> str:
 def is_decided(decision: Decision | None, batch_id: int) -> TypeGuard[Decision]:
     """Whether an earlier attempt of a micro-batch has decided: its tasks are the only ones that had rows."""
     return decision is not None and decision.batch_id == batch_id
+
+
+def mark_of(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int | None:
+    """Return the mark among the committed offsets of a task's group; None if there is none.
+
+    It lies in partition 0 of a topic that was written to: a resize gives a group offsets of other partitions.
+    """
+    return max((at.offset for tp, at in offsets.items() if tp.partition == 0), default=None)
 
 
 def is_marked(mark: int | None, batch_id: int) -> bool:

@@ -242,4 +242,4 @@ def _mark(admin: Admin, query: decision.Names, group: str) -> int | None:
     """Read the mark of a task: the last one, also if its transaction is only just being committed."""
     places = None if query.topic is None else [(query.topic, 0)]
     found = admin.list_group_offsets(group, places, require_stable=True)
-    return max((at.offset for at in found.values()), default=None)
+    return decision.mark_of(found)
