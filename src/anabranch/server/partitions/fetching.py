@@ -1,6 +1,7 @@
 """Fetches: read the records at hand, or wait for records without polling.
 
-Slices that a log can read at once are read at once; pending ones are awaited together, before the response.
+Slices that a log can read at once are read at once; pending ones are awaited together, before the response. Where a
+deletion overtakes one, its reader is refused: with records the log forgets which of them were aborted.
 A fetch that finds too little watches its partitions and reads again those that changed, until its budget is reached,
 its time is over, or the broker stops. Records, errors and offsets that the reader's session has been sent before are
 not answered again. Where only some records are asked for (`filtering`), a fetch that waits goes on where it has looked
@@ -296,7 +297,7 @@ class Fetch:
         """Answer for a log that could not be read."""
         if isinstance(failure, OffsetOutOfRangeError):
             self._budget.urgent = True
-            read.error = ErrorCode.OFFSET_OUT_OF_RANGE
+            read.error, read.found, read.aborted = ErrorCode.OFFSET_OUT_OF_RANGE, None, ()
             read.log_start = partition.log.log_start
             read.folded = partition.is_folded_below(read.target.offset)
             return read
@@ -358,7 +359,7 @@ class Fetch:
             for read in arrived:
                 assert read.coming is not None
                 assert read.partition is not None
-                failure = read.coming.exception()
+                failure = read.coming.exception() or _overtaken(read, read.partition)
                 if isinstance(failure, _FAILURES):
                     index = next(index for index, each in enumerate(self._reads) if each is read)
                     self._reads[index] = self._fail(read, read.partition, failure)
@@ -473,6 +474,12 @@ class Fetch:
 
 
 _FAILURES = OffsetOutOfRangeError, OfflineLogError, OSError, DecodeError, FilterRefusedError
+
+
+def _overtaken(read: PartitionRead, partition: Partition) -> OffsetOutOfRangeError | None:
+    """Return the error of a read that a deletion overtook: which of its records were aborted is not known any more."""
+    offset, log_start = read.target.offset, partition.log.log_start
+    return None if offset >= log_start else OffsetOutOfRangeError(f"{offset} is below {log_start}")
 
 
 def _finish(done: asyncio.Future[None]) -> None:

@@ -14,8 +14,10 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.held_memory import FetchMemory
+from anabranch.machines.keyspace import SPACE
 from anabranch.machines.partition.aborted import AbortedTransaction, AbortedTransactions
 from anabranch.machines.partition.fetching import FetchBudget
+from anabranch.machines.partition.sharing import Asked
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, headers, parse_header
 from anabranch.records.filtering import scatter
 from anabranch.runtime.clock import Clock
@@ -24,7 +26,8 @@ from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions import fetching
 from anabranch.server.partitions.fetch_sessions import FetchSessions, Target
 from anabranch.server.partitions.fetching import EpochEnd, Fetch, Fetches, PartitionRead
-from anabranch.server.partitions.filtering import Filters
+from anabranch.server.partitions.filtering import FilteredSlice, Filters
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
 from tests.support.cold_log import ColdLog
 from tests.support.replicas import NOW_MS, TOPIC, TOPIC_ID, LocalReplicas
@@ -439,6 +442,48 @@ def test_a_fetch_of_few_records_does_not_look_at_the_aborted_transactions_behind
     (read,) = world.read(target(0, 2, size_max=SIZE), committed=True)
     assert [line.first_offset for line in read.aborted] == [2]
     assert asked == [(2, 3)]
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+def test_a_read_that_a_deletion_overtakes_is_refused(world: World, tmp_path: Path, *, by_key: bool) -> None:
+    """With the records the log forgets that they were aborted; what the fetch found before is not sent either."""
+    world.local.close()
+    world.local = LocalReplicas(tmp_path / "by key", initial=2, durability="os", accept_range_fetch="true")
+    world.local.resize(2)
+    world.fetches._replicas = world.local.replicas
+
+    async def fetch() -> list[PartitionRead]:
+        arriving = asyncio.Event()
+
+        async def pause() -> None:
+            await arriving.wait()
+
+        async def find(*asked: object) -> FilteredSlice:
+            if asked[2]:  # It has looked there.
+                await pause()
+            return FilteredSlice((memoryview(b"found"),), world.local[0].log.end)
+
+        cold(world, tmp_path, 0, pause)
+        world.fetches.filters.read = find  # type: ignore[assignment]
+        asked = replace(target(0), asked=Asked((SPACE,)) if by_key else None)
+        world.append(0, producer_id=7, sequence=0)
+        world.abort(0, 7)
+        made = world.fetch(asked, size_min=2 * len(b"found"), committed=True)
+        waiting = asyncio.ensure_future(made.wait(LONG_MS))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        world.append(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        LocalLog.delete_before(world.local[0].log, 3)  # type: ignore[arg-type]
+        world.local[0].deleted()
+        arriving.set()
+        async with asyncio.timeout(30):
+            await waiting
+        return answered(made)
+
+    (read,) = world.local.runner.run(fetch())
+    assert (read.error, read.log_start, read.found, read.aborted) == (ErrorCode.OFFSET_OUT_OF_RANGE, 3, None, ())
 
 
 def test_a_fetch_waits_until_there_is_enough(world: World) -> None:
