@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
-from anabranch.client.cluster.connection import Connection, ConnectionSettings
+from anabranch.client.cluster.connection import Connect, Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.protocol.frames import RequestHeader, decode_request, encode_response
 from anabranch.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
@@ -82,6 +82,8 @@ class ScriptedBroker:
         self.retiring: dict[str, int] = {}
         """How many of a topic's partitions, the highest ones, are retiring."""
         self.reachable = True
+        self.nodes = [MetadataResponseBroker(node_id=NODE, host=HOST, port=PORT)]
+        """The brokers that it names."""
         self.asked: list[Asked] = []
         self.links: list[Link] = []
         self._without = frozenset(without)
@@ -161,7 +163,7 @@ class ScriptedBroker:
             by_id = {topic_id(name): name for name in self.topics}
             names = [topic.name or by_id.get(topic.topic_id, "") for topic in request.topics]
         return MetadataResponse(
-            brokers=[MetadataResponseBroker(node_id=NODE, host=HOST, port=PORT)],
+            brokers=self.nodes,
             cluster_id="scripted",
             controller_id=NODE,
             topics=[self._topic(name) for name in names],
@@ -189,6 +191,19 @@ class ScriptedBroker:
     def _coordinator(self, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
         found = [Coordinator(key=key, node_id=NODE, host=HOST, port=PORT) for key in request.coordinator_keys]
         return FindCoordinatorResponse(coordinators=found)
+
+
+def together(*brokers: ScriptedBroker) -> Connect:
+    """Have brokers name each other, as `broker1` and so on; return how a client connects to them."""
+    hosts = {f"{HOST}{number}": broker for number, broker in enumerate(brokers, 1)}
+    nodes = [MetadataResponseBroker(node_id=number, host=host, port=PORT) for number, host in enumerate(hosts, 1)]
+    for broker in brokers:
+        broker.nodes = nodes
+
+    async def connect(make_protocol: Callable[[], Connection], host: str, port: int, /) -> Connection:
+        return await hosts[host].connect(make_protocol, HOST, port)
+
+    return connect
 
 
 def topic_id(name: str) -> UUID:

@@ -6,7 +6,8 @@ again. A resize changes the epoch of every remaining partition, so on an elastic
 resize. Created and deleted topics, and partitions added on a stock broker, appear with the next metadata refresh.
 
 Metadata may come from a broker that has not heard of a topic, or on a stock Kafka of a partition, which the query has
-offsets of: others are asked, as often as the options say. Then a topic counts as deleted; a partition does not.
+offsets of: all are asked in turn, as often as the options say and each once at least. Then a topic counts as deleted if
+none knows it; a partition does not.
 
 With read_committed the ends are last stable offsets. A transaction that was open during a resize keeps the last stable
 offset of an old partition below its cut, so what waits for that partition waits for the transaction, too (ADR 0013).
@@ -26,6 +27,7 @@ from anabranch.base.patterns import compile_pattern
 from anabranch.client.admin.admin import Admin
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
+from anabranch.client.cluster.turns import Turns
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.spark.options import EARLIEST, LATEST, SERVERS, Bound, OptionError, Options, did_you_mean
 from anabranch.spark.plan import Offsets, TopicOffsets, TopicSnapshot, missing_of
@@ -241,27 +243,38 @@ class SnapshotReader:
     ) -> R:
         """Query a topic; after a retriable error, refresh its view and retry.
 
-        A topic that is expected to exist is asked for again where a broker does not know it.
+        A topic that is expected to exist is asked for again where a broker does not know it, until each known broker
+        has said so.
         """
-        options = self._options
-        for attempt in range(options.snapshot_retries + 1):
-            if attempt:
-                await asyncio.sleep(options.snapshot_retry_interval_ms / 1000)
-            view = self._views.get(name)
-            if view is None:
-                try:
-                    view = self._views[name] = await self._cluster.view(name)
-                except (ApiError, ConnectionError) as error:
-                    if attempt == options.snapshot_retries or not _may_pass(error, is_expected=is_expected):
-                        raise
-                    continue
+        options, turns = self._options, Turns()
+        errors: list[tuple[int, ApiError | ConnectionError]] = []
+        while True:
             try:
+                view = self._views.get(name)
+                if view is None:
+                    view = await self._view(name, turns)
                 return await ask(view)
             except (ApiError, ConnectionError) as error:
-                self._views.pop(name, None)
-                if attempt == options.snapshot_retries or not _may_pass(error):
+                known = self._views.pop(name, None)
+                if not _may_pass(error, is_expected=is_expected or known is not None):
                     raise
-        raise AssertionError
+                errors.append((_weight(error, is_heard=turns.is_heard), error))
+                if len(errors) > options.snapshot_retries and turns.all_asked(self._cluster.node_ids):
+                    recent = errors[-1 - len(self._cluster.node_ids) :]
+                    raise max(reversed(recent), key=lambda each: each[0])[1] from None
+            await asyncio.sleep(options.snapshot_retry_interval_ms / 1000)
+
+    async def _view(self, name: str, turns: Turns) -> TopicView:
+        """Ask the broker that has its turn for a topic; it may know a leader that cannot be reached."""
+        node_id = turns.next(self._cluster.node_ids)
+        try:
+            view = await self._cluster.view(name, node_id=node_id)
+        except ConnectionError:
+            if not self._cluster.is_connected(node_id):
+                turns.unreachable()
+            raise
+        self._views[name] = view
+        return view
 
     async def _offsets(self, view: TopicView, timestamp: int, *, committed: bool | None = None) -> dict[int, int]:
         read_committed = self._options.committed if committed is None else committed
@@ -326,6 +339,13 @@ def _may_pass(error: ApiError | ConnectionError, *, is_expected: bool = True) ->
     if not isinstance(error, ApiError):
         return True
     return error.retriable and (is_expected or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+
+
+def _weight(error: ApiError | ConnectionError, *, is_heard: bool) -> int:
+    """Which of the brokers' last answers counts: that a topic is there more than that it is not, and silence least."""
+    if isinstance(error, ApiError):
+        return 1 if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else 2
+    return 2 if is_heard else 0
 
 
 def _is_start(name: str) -> bool:

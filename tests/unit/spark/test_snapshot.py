@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from anabranch.base.errors import ApiError
+from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.cluster.metadata import Cluster
 from anabranch.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
@@ -20,7 +22,7 @@ from anabranch.spark.options import EARLIEST, OptionError, parse
 from anabranch.spark.plan import TopicOffsets, missing_of, offsets_from_json
 from anabranch.spark.snapshot import SnapshotReader
 from anabranch.spark.source import StreamReader, full_schema
-from tests.support.scripted_broker import ScriptedBroker, topic_id
+from tests.support.scripted_broker import ScriptedBroker, together, topic_id
 
 ID = topic_id("t").hex
 KNOWN = {"t": TopicOffsets({0: 9, 1: 9, 2: 9, 3: 9}, ID, 1, removed={}, partitions=4)}
@@ -128,6 +130,36 @@ def test_a_query_stays_in_partitions_that_one_broker_does_not_name() -> None:
         stream.prepareForTriggerAvailableNow()
         tasks = stream.partitions(start, end)
         assert sorted(read.partition for task in tasks for read in task.value.reads) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("retries", [0, RETRIES])
+@pytest.mark.parametrize("late", [2, None])
+def test_every_broker_is_asked_before_one_that_has_heard_less_is_believed(late: int | None, retries: int) -> None:
+    """The connection that is open leads to that one, as after a restart of the others."""
+    one, others = brokers(late), [brokers(4) for _ in range(5)]
+    connect = together(*others, one)
+    with reading(one, **{"fetchOffset.numRetries": str(retries)}) as reader:
+        reader._cluster = Cluster("broker6:9092", ConnectionSettings(connect=connect))
+        assert reader.read(KNOWN)["t"].ends == dict.fromkeys(range(4), 12)
+
+
+def test_a_topic_that_no_broker_in_reach_knows_counts_as_deleted() -> None:
+    one, other = brokers(None), brokers(4)
+    connect, other.reachable = together(other, one), False
+    with reading(one) as reader:
+        reader._cluster, reader._began = Cluster("broker2:9092", ConnectionSettings(connect=connect)), True
+        assert reader.read(KNOWN) == {}
+
+
+@pytest.mark.parametrize("retries", [RETRIES, RETRIES + 1, RETRIES + 2])
+def test_a_topic_of_which_the_leader_cannot_be_reached_does_not_count_as_deleted(retries: int) -> None:
+    """One broker has not heard of it, and the other has: whichever answers last."""
+    late, other, leader = brokers(None), brokers(4), ScriptedBroker()
+    connect, leader.reachable = together(leader, late, other), False
+    with reading(late, **{"fetchOffset.numRetries": str(retries)}) as reader:
+        reader._cluster, reader._began = Cluster("broker2:9092", ConnectionSettings(connect=connect)), True
+        with pytest.raises(ConnectionError, match="no connection to broker1"):
+            reader.read(KNOWN)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -132,6 +132,11 @@ class Cluster:
         self._closed = False
         self._lineages = Lineages(self.ask)
 
+    @property
+    def node_ids(self) -> Collection[int]:
+        """The known brokers."""
+        return self._nodes.keys()
+
     # -- the routes to brokers ----------------------------------------------------------------------------------------
 
     def _lane(self, host: str, port: int, purpose: str) -> Lane:
@@ -157,6 +162,11 @@ class Cluster:
         node = self._nodes.get(node_id)
         lane = None if node is None else self._lanes.get((node.host, node.port, purpose))
         return None if lane is None else lane.open_connection
+
+    def is_connected(self, node_id: int | None) -> bool:
+        """Whether the connection to a broker is open, or any to a known broker."""
+        asked = self._nodes if node_id is None else (node_id,)
+        return any(self.open_connection(each, "control") is not None for each in asked)
 
     async def connection_to(self, host: str, port: int, purpose: str) -> Connection:
         """Return the connection to a broker by its address, as given by another broker."""
@@ -212,10 +222,12 @@ class Cluster:
         await self._metadata([])
         return ClusterInfo(self._cluster_id, self._controller, tuple(self._nodes.values()))
 
-    async def _metadata(self, topics: Sequence[str] | None, *, create: bool = False) -> MetadataResponse:
+    async def _metadata(
+        self, topics: Sequence[str] | None, *, create: bool = False, node_id: int | None = None
+    ) -> MetadataResponse:
         asked = None if topics is None else [MetadataRequestTopic(name=name) for name in topics]
         request = MetadataRequest(topics=asked, allow_auto_topic_creation=create, include_lineage=True)
-        response: MetadataResponse = await self.ask(request)
+        response: MetadataResponse = await self.ask(request, node_id=node_id)
         nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers
         }
@@ -225,10 +237,13 @@ class Cluster:
         return response
 
     async def topics(
-        self, names: Sequence[str] | None = None, *, create: bool = False
+        self, names: Sequence[str] | None = None, *, create: bool = False, node_id: int | None = None
     ) -> dict[str, TopicInfo | ApiError]:
-        """Return topics, by default all; a topic that cannot be described maps to its error."""
-        response = await self._metadata(names, create=create)
+        """Return topics, by default all, as any broker or `node_id` knows them.
+
+        A topic that cannot be described maps to its error.
+        """
+        response = await self._metadata(names, create=create, node_id=node_id)
         found: dict[str, TopicInfo | ApiError] = {}
         for topic in response.topics:
             if topic.name is None:
@@ -260,9 +275,9 @@ class Cluster:
             if not topic.error_code and topic.name is not None
         }
 
-    async def topic(self, name: str, *, create: bool = False) -> TopicInfo:
-        """Return one topic. Raises `ApiError` if it cannot be described."""
-        info = (await self.topics([name], create=create))[name]
+    async def topic(self, name: str, *, create: bool = False, node_id: int | None = None) -> TopicInfo:
+        """Return one topic, as any broker or `node_id` knows it. Raises `ApiError` if it cannot be described."""
+        info = (await self.topics([name], create=create, node_id=node_id))[name]
         if isinstance(info, ApiError):
             raise info
         return info
@@ -317,13 +332,13 @@ class Cluster:
 
     # -- lineage ------------------------------------------------------------------------------------------------------
 
-    async def view(self, name: str) -> TopicView:
-        """Return a view of a topic with its lineage, all of one moment.
+    async def view(self, name: str, *, node_id: int | None = None) -> TopicView:
+        """Return a view of a topic with its lineage, all of one moment, as any broker or `node_id` knows it.
 
         Raises ApiError: the broker's refusal, or a sentence that says why the lineage cannot be read.
         """
-        info, lineage = await self.info_and_lineage(name)
-        configs = await self._configs(name) if info.elastic else {}
+        info, lineage = await self.info_and_lineage(name, node_id=node_id)
+        configs = await self._configs(name, node_id) if info.elastic else {}
         return TopicView(
             name,
             info.topic_id,
@@ -336,13 +351,13 @@ class Cluster:
             cleanup=frozenset((configs.get(CLEANUP_POLICY) or "").replace(" ", "").split(",")) - {""},
         )
 
-    async def info_and_lineage(self, name: str) -> tuple[TopicInfo, Lineage]:
+    async def info_and_lineage(self, name: str, *, node_id: int | None = None) -> tuple[TopicInfo, Lineage]:
         """Return a topic and its lineage, both of one moment; errors as those of `view`."""
         reason = ""
         for attempt in range(ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
-            info = await self.topic(name)
+            info = await self.topic(name, node_id=node_id)
             if not info.elastic:
                 return info, Lineage.flat(max(1, info.partition_count))
             try:
@@ -364,11 +379,11 @@ class Cluster:
         """Return the leader epochs that ended with each layout of a topic, of a few of its partitions."""
         return await self._lineages.epochs(info, partitions)
 
-    async def _configs(self, name: str) -> dict[str, str | None]:
+    async def _configs(self, name: str, node_id: int | None) -> dict[str, str | None]:
         resource = DescribeConfigsResource(
             resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[ORDERED_DELIVERY, CLEANUP_POLICY]
         )
-        response = await self.ask(DescribeConfigsRequest(resources=[resource]))
+        response = await self.ask(DescribeConfigsRequest(resources=[resource]), node_id=node_id)
         return {config.name: config.value for result in response.results for config in result.configs}
 
 

@@ -24,6 +24,7 @@ from anabranch.base.errors import AnabranchError, ApiError, DecodeError, ErrorCo
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connect, Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, TopicInfo
+from anabranch.client.cluster.turns import Turns
 from anabranch.client.consumer.asked import wanted_fields
 from anabranch.machines.clients.fetching import EARLIEST
 from anabranch.machines.partition.sharing import Asked
@@ -48,7 +49,8 @@ RETRY_INTERVAL_S = 0.1
 GONE_ATTEMPTS = 20
 """How often brokers must say that a range's partition was removed, or that its topic is another one, until it is so.
 
-A broker may have heard of either late. At the end of the time limit of a fetch the last answer counts.
+A broker may have heard of either late: each that is known has to say so. At the end of the time limit of a fetch the
+last answer counts.
 """
 
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -198,11 +200,13 @@ class RangeReader:
     async def _fetch(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found:
         tp = TopicPartition(wanted.topic, wanted.partition)
         deadline = time.monotonic() + self._settings.retry_timeout_ms / 1000
-        gone_attempts = 0
+        gone_attempts, turns = 0, Turns()
         while True:
             error: AnabranchError
+            info: TopicInfo | None = None
             try:
-                found = await self._ask(wanted, offset, size, None if tp.topic in self._whole_only else asked)
+                info = await self._info(tp, turns)
+                found = await self._ask(info, wanted, offset, size, None if tp.topic in self._whole_only else asked)
                 if found is not None:
                     return found
                 why = f"the broker sends nothing of {tp} at offset {offset}"
@@ -211,7 +215,8 @@ class RangeReader:
                 error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, why)
             except OffsetsGoneError as gone:
                 gone_attempts += 1
-                if gone.available is not None or gone_attempts >= GONE_ATTEMPTS:
+                is_gone = gone_attempts >= GONE_ATTEMPTS and turns.all_asked(self._cluster.node_ids)
+                if gone.available is not None or is_gone:
                     return self._pass_over(wanted, offset, gone)
                 error = gone
             except ApiError as refused:
@@ -225,6 +230,8 @@ class RangeReader:
                 raise
             except (AnabranchError, OSError) as failed:
                 error = failed if isinstance(failed, AnabranchError) else AnabranchError(str(failed))
+            if info is not None and not isinstance(error, OffsetsGoneError):
+                gone_attempts = 0  # A broker knows of the partition.
             self._topics.pop(wanted.topic, None)
             if time.monotonic() > deadline:
                 if isinstance(error, OffsetsGoneError):
@@ -240,11 +247,22 @@ class RangeReader:
         on = wanted.end if gone.available is None or gone.available <= offset else gone.available
         return _Found(offset, memoryview(b""), on)
 
-    async def _ask(self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None) -> _Found | None:
-        tp = TopicPartition(wanted.topic, wanted.partition)
-        info = self._topics.get(tp.topic)
+    async def _info(self, tp: TopicPartition, turns: Turns) -> TopicInfo:
+        """Return a topic as it is remembered, or as the broker knows it that has its turn."""
+        node_id = turns.next(self._cluster.node_ids)
+        info = self._topics.get(tp.topic) if node_id is None else None
         if info is None or tp.partition not in info.partitions:
-            info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
+            try:
+                info = self._topics[tp.topic] = await self._cluster.topic(tp.topic, node_id=node_id)
+            except ConnectionError:
+                turns.unreachable()
+                raise
+        return info
+
+    async def _ask(
+        self, info: TopicInfo, wanted: OffsetRange, offset: int, size: int, asked: Asked | None
+    ) -> _Found | None:
+        tp = TopicPartition(wanted.topic, wanted.partition)
         if wanted.topic_id not in ("", info.topic_id.hex):
             why = "the topic was deleted and created again since"
             raise OffsetsGoneError(tp, offset, None, why, is_of_another_topic=True)

@@ -14,6 +14,8 @@ import pytest
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connection, ConnectionSettings
+from anabranch.client.cluster.metadata import TopicInfo
+from anabranch.client.cluster.turns import Turns
 from anabranch.client.consumer import range_reader
 from anabranch.client.consumer.range_reader import (
     OffsetRange,
@@ -41,7 +43,7 @@ from anabranch.protocol.messages.list_offsets import (
 from anabranch.records.arrow import slabs
 from anabranch.records.arrow.slabs import Shelf
 from anabranch.records.batch import build
-from tests.support.scripted_broker import ScriptedBroker
+from tests.support.scripted_broker import ScriptedBroker, together
 
 ROWS = bytes.fromhex("10 00 00 00 02 61 02 62 00")
 """One record with key `a` and value `b`."""
@@ -64,6 +66,8 @@ class Scripted(RangeReader):
 
     def __init__(self, *failures: Exception, log_start: int = 0, records_per_fetch: int = 2, **settings: int) -> None:
         self.failures = list(failures)
+        self.unknown: list[Exception] = []
+        """Errors of brokers that are asked for the topic."""
         self.log_start = log_start
         self.records_per_fetch = records_per_fetch
         self.asked: list[tuple[int, int, int]] = []
@@ -74,8 +78,13 @@ class Scripted(RangeReader):
     def on_gone(self, wanted: OffsetRange, gone: OffsetsGoneError) -> None:
         self.gone.append(gone)
 
+    async def _info(self, tp: TopicPartition, turns: Turns) -> TopicInfo:
+        if self.unknown:
+            raise self.unknown.pop(0)
+        return TopicInfo("t", NO_TOPIC_ID, {}, 1, 1, (), elastic=False)
+
     async def _ask(
-        self, wanted: OffsetRange, offset: int, size: int, asked: Asked | None
+        self, info: TopicInfo, wanted: OffsetRange, offset: int, size: int, asked: Asked | None
     ) -> range_reader._Found | None:
         tp = TopicPartition(wanted.topic, wanted.partition)
         self.asked.append((tp.partition, offset, size))
@@ -154,6 +163,29 @@ def test_a_topic_counts_as_made_anew_or_a_partition_as_removed_when_brokers_go_o
     assert list(offsets(late, Range("t", 0, 0, 2))) == [(0, 0), (0, 1)] and late.gone == []
     gone = Scripted(*[said] * range_reader.GONE_ATTEMPTS)
     assert list(offsets(gone, Range("t", 0, 0, 2), Range("t", 1, 0, 1))) == [(1, 0)] and gone.gone == [said]
+
+
+def test_a_partition_that_a_broker_knows_meanwhile_is_not_removed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is only its leader that cannot be reached; a broker that cannot be reached says nothing."""
+    monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
+    half = [REMOVED] * (range_reader.GONE_ATTEMPTS // 2)
+    known = Scripted(*half, ConnectionResetError("of the leader"), *half)
+    assert list(offsets(known, Range("t", 0, 0, 2))) == [(0, 0), (0, 1)] and known.gone == []
+    unheard = Scripted(*half, *half)
+    unheard.unknown = [ConnectionResetError("of a broker")] * 3
+    assert list(offsets(unheard, Range("t", 0, 0, 2))) == [] and unheard.gone == [REMOVED]
+
+
+def test_other_brokers_are_asked_for_a_partition_that_one_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection that is open leads to that one, as after a restart of the others."""
+    monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
+    late, others = ScriptedBroker({"t": 1}), [ScriptedBroker({"t": 2}) for _ in range(2)]
+    found = [FetchableTopicResponse(topic="t", partitions=[PartitionData(partition_index=1, records=batch(0))])]
+    others[0].on(FetchRequest, lambda _: FetchResponse(responses=found))
+    settings = ConnectionSettings(connect=together(others[0], late, others[1]))
+    gone: list[OffsetsGoneError] = []
+    reader = RangeReader("broker2:9092", settings, RangeReaderSettings(), lambda _, error: gone.append(error))
+    assert list(offsets(reader, Range("t", 1, 0, 1))) == [(1, 0)] and gone == []
 
 
 @pytest.mark.parametrize("said", [OTHER, REMOVED])
