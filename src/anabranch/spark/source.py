@@ -327,6 +327,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             chosen = {partition: start[topic][partition] for partition in assigned}
             offsets[topic] = snapshot.noted(chosen)
         self._initial = self._to_json(offsets, {})
+        self._forget_snapshots()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -361,7 +362,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the current log ends."""
         self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
-        self._snapshots = None  # They were read without the query's offsets, which are not known yet.
+        self._forget_snapshots()
+
+    def _forget_snapshots(self) -> None:
+        """Have a replay read them again: these were read without the query's offsets, which are not known yet."""
+        self._snapshots = None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""

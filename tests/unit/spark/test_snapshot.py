@@ -132,6 +132,20 @@ def test_a_query_stays_in_partitions_that_one_broker_does_not_name() -> None:
         assert sorted(read.partition for task in tasks for read in task.value.reads) == [0, 1, 2, 3]
 
 
+def test_a_first_micro_batch_that_is_run_again_has_the_topics_that_it_was_planned_with() -> None:
+    """Also where the broker that is asked first, for the offsets where the query begins, has not heard of one."""
+    options = parse({"bootstrap.servers": "broker:9092", "subscribePattern": "t.*", "startingOffsets": "earliest"})
+    schema = full_schema(headers=False)
+    planned, run = StreamReader(options, schema), StreamReader(options, schema)
+    with reading(brokers(4), subscribePattern="t.*") as planned._snapshot_reader:
+        start = planned.initialOffset()
+        end = planned.latestOffset(start, planned.getDefaultReadLimit())
+    with reading(brokers(None, 4), subscribePattern="t.*") as run._snapshot_reader:
+        assert run.initialOffset() == {}
+        tasks = run.partitions(start, end)
+    assert sorted(read.partition for task in tasks for read in task.value.reads) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("retries", [0, RETRIES])
 @pytest.mark.parametrize("late", [2, None])
 def test_every_broker_is_asked_before_one_that_has_heard_less_is_believed(late: int | None, retries: int) -> None:
