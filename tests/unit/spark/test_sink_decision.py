@@ -37,6 +37,7 @@ from anabranch.spark.sink.decision import (
     undecided,
     why_refused,
 )
+from anabranch.spark.sink.task import SinkError, refuse_other
 
 QUERY = Names("p", "4f00", "late")
 PLANNED_MS = 1_795_761_854_373
@@ -237,6 +238,18 @@ def test_what_was_aborted_is_written_again_by_a_replay_that_is_divided_as_before
     made, left = next_decision(decision, same, {1: PreparedTransaction(QUERY.task(1), 5, 2)})
     assert made.transactions[1].producer_epoch == 2 and made.digests == DIGESTS and made.write == 1
     assert made.planned_ms == decision.planned_ms and left == (TRANSACTIONS[0],)
+
+
+def test_the_advice_to_divide_rows_as_before_is_given_where_it_helps() -> None:
+    """Without digests of tasks, as in decisions of older versions, no division of rows is known to be the same."""
+    divided = MicroBatch(12, {0: Digest(40, 12_345_679_001)}, PLANNED_MS)
+    with pytest.raises(SinkError, match=r"other tasks than then.*Start the query again.*Or set transactionalIdPrefix"):
+        refuse_other(QUERY, DECIDED, divided, REPLACED, 0)
+    second = in_version(2, "[40,12345679001,[[0,7,3],[1,9,4]]]")
+    for batch in (divided, MicroBatch(12, DIGESTS, PLANNED_MS)):
+        with pytest.raises(SinkError, match=r"1 of its 2 .*earlier version.*\. Set transactionalIdPrefix") as refused:
+            refuse_other(QUERY, second, batch, REPLACED, 0)
+        assert "Start the query again" not in str(refused.value)
 
 
 def test_rows_that_are_in_the_topic_without_a_decision_are_unknown() -> None:

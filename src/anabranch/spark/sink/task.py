@@ -120,12 +120,18 @@ def refuse_other(
     count, lost = len(decided.transactions), missing + len(decided.transactions.keys() & prepared)
     gone = f"{lost} of its {count} transactions were aborted before they could be committed, as by their timeout"
     if why is decision.Refusal.ROWS_MISSING:
-        raise SinkError(
-            f"Micro-batch {number} of this query was decided, but {gone}. Its rows now come in other tasks than then, "
-            f"or are others. {_held(query, 'lack')} some of them, and nobody knows which. None of these was written. "
+        differ = ". Its rows now come in other tasks than then, or are others"
+        divided = (
             "Start the query again with all that divides its rows into tasks as it was (minPartitions, "
-            "maxRecordsPerPartition, coalesce): then what is missing is written. Or set transactionalIdPrefix to a new "
-            f"name, to write on from here: then no row is missing, and rows of micro-batch {number} come twice."
+            "maxRecordsPerPartition, coalesce): then what is missing is written. Or set"
+        )
+        if decided.digests is None:
+            differ, divided = ", and the earlier version that decided it did not note which rows each held", "Set"
+        raise SinkError(
+            f"Micro-batch {number} of this query was decided, but {gone}{differ}. "
+            f"{_held(query, 'lack')} some of them, and nobody knows which. None of these was written. "
+            f"{divided} transactionalIdPrefix to a new name, to write on from here: then no row is missing, and rows "
+            f"of micro-batch {number} come twice."
         )
     others = ", or the rows of the query depend on more than its sources"
     if why is decision.Refusal.PLANNED_ANEW:
