@@ -28,6 +28,7 @@ from tests.life_mutations import LIVES
 from tests.reliability_mutations import RELIABILITY
 from tests.sharing_mutations import SHARING
 from tests.slice_mutations import COOPERATIVE
+from tests.spark_mutations import SPARK
 from tests.support.mutations import PYTEST, Edit, Mutation
 from tests.table_mutations import TABLES
 from tests.time_mutations import TIME
@@ -281,7 +282,7 @@ ORDER = (
         f"{BETWEEN}::test_a_member_that_has_more_to_ask_does_not_wait_for_its_parked_question",
     ),
 )
-MUTATIONS = ORDER + HAND_OUTS + LIVES + TIME + RELIABILITY + SHARING + COOPERATIVE + TABLES
+MUTATIONS = ORDER + HAND_OUTS + LIVES + TIME + RELIABILITY + SHARING + COOPERATIVE + SPARK + TABLES
 
 
 def _mutated(tree: Path, mutation: Mutation) -> str | None:

@@ -43,6 +43,30 @@ COOPERATIVE = (
         f"{WIRE}::test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records",
     ),
     Mutation(
+        "a transaction commits what another member holds",
+        (
+            Edit(
+                "server/handlers/transactions.py",
+                "        return commit_unless_held(broker, part, submitted, _offsets_refused)\n",
+                "        return submitted(part)\n",
+            ),
+        ),
+        (),
+        GONE,
+    ),
+    Mutation(
+        "what a transaction has committed is handed to others before it has ended",
+        (
+            Edit(
+                PROGRESS,
+                "return offset if self._taken is None else self._taken.reaches(offset)",
+                "return self.reaches(offset)",
+            ),
+        ),
+        (*PYTEST, "tests/unit/server/coordinators/test_progress.py"),
+        f"{WIRE}::test_what_a_member_that_has_left_has_in_a_transaction_is_handed_out_when_that_is_aborted",
+    ),
+    Mutation(
         "a zombie commits",
         (
             Edit(
