@@ -47,8 +47,8 @@ COOPERATIVE = (
         (
             Edit(
                 "server/handlers/transactions.py",
-                "        return commit_unless_held(broker, part, submitted, _offsets_refused)\n",
-                "        return submitted(part)\n",
+                "            part.look()\n            return int(groups.weight_of_txn_commit(part.rest))\n",
+                "            return int(groups.weight_of_txn_commit(request))\n",
             ),
         ),
         (),

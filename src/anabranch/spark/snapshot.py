@@ -255,8 +255,8 @@ class SnapshotReader:
                     view = await self._view(name, turns)
                 return await ask(view)
             except (ApiError, ConnectionError) as error:
-                known = self._views.pop(name, None)
-                if not _may_pass(error, is_expected=is_expected or known is not None):
+                is_expected |= self._views.pop(name, None) is not None
+                if not _may_pass(error, is_expected=is_expected):
                     raise
                 errors.append((_weight(error, is_heard=turns.is_heard), error))
                 if len(errors) > options.snapshot_retries and turns.all_asked(self._cluster.node_ids):

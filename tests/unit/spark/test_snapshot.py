@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.base.errors import ApiError
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.protocol.messages.list_offsets import (
@@ -155,6 +155,30 @@ def test_every_broker_is_asked_before_one_that_has_heard_less_is_believed(late: 
     with reading(one, **{"fetchOffset.numRetries": str(retries)}) as reader:
         reader._cluster = Cluster("broker6:9092", ConnectionSettings(connect=connect))
         assert reader.read(KNOWN)["t"].ends == dict.fromkeys(range(4), 12)
+
+
+def test_a_topic_just_made_is_waited_for_though_the_next_broker_has_not_heard_of_it() -> None:
+    """The query begins on it: the first broker knows it, and no leader yet."""
+    late, knows = brokers(None, 4), brokers(4)
+    ready, told = knows._handlers[ListOffsetsRequest], late._handlers[MetadataRequest]
+    asked: list[MetadataRequest] = []
+
+    def offsets(request: ListOffsetsRequest) -> Any:
+        answer = ready(request)
+        for part in answer.topics[0].partitions:
+            part.error_code = ErrorCode.NONE if asked else ErrorCode.LEADER_NOT_AVAILABLE
+        return answer
+
+    def metadata(request: MetadataRequest) -> Any:
+        asked.extend([request] if request.topics else [])
+        return told(request)
+
+    knows.on(ListOffsetsRequest, offsets)
+    late.on(MetadataRequest, metadata)
+    connect = together(knows, late)
+    with reading(knows) as reader:
+        reader._cluster = Cluster("broker1:9092", ConnectionSettings(connect=connect))
+        assert len(reader.read()["t"].ends) == 4
 
 
 def test_a_topic_that_no_broker_in_reach_knows_counts_as_deleted() -> None:

@@ -53,6 +53,11 @@ A broker may have heard of either late: each that is known has to say so. At the
 last answer counts.
 """
 
+DENIALS = frozenset(
+    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.NOT_LEADER_OR_FOLLOWER}
+)
+"""How a broker refuses a partition that it was named the leader of, and is not."""
+
 _LENGTH_AT, _LENGTH_END = 8, 12
 
 T = TypeVar("T")
@@ -230,8 +235,9 @@ class RangeReader:
                 raise
             except (AnabranchError, OSError) as failed:
                 error = failed if isinstance(failed, AnabranchError) else AnabranchError(str(failed))
-            if info is not None and not isinstance(error, OffsetsGoneError):
-                gone_attempts = 0  # A broker knows of the partition.
+            is_denied = isinstance(error, ApiError) and error.code in DENIALS
+            if info is not None and not is_denied and not isinstance(error, OffsetsGoneError):
+                gone_attempts = 0  # A broker knows of the partition, and no leader denies that.
             self._topics.pop(wanted.topic, None)
             if time.monotonic() > deadline:
                 if isinstance(error, OffsetsGoneError):

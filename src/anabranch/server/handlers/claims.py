@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.ids import NO_TOPIC_ID
@@ -449,40 +449,72 @@ async def _changed(
 # -- commits ---------------------------------------------------------------------------------------------------------
 
 
+class Unheld(Generic[Request]):
+    """What of a commit no other member holds: `look` says it, directly before the commit is decided."""
+
+    def __init__(self, broker: BrokerContext, request: Request) -> None:
+        self._broker = broker
+        self._request: Request = request
+        self.rest: Request = request
+        """The request, without the partitions that others hold something of."""
+        self.others: Mapping[tuple[int, int], str] = {}
+        """These, by their places in the request, with the reason."""
+
+    def look(self) -> None:
+        """Look at what others hold now. Claims that wait for their turn do so behind the commit."""
+        self.rest, self.others = self._request, _held_by_others(self._broker, self._request)
+        if self.others:
+            self.rest = copy(self._request)
+            self.rest.topics = [
+                self._without(place, topic) for place, topic in enumerate(cast(Sequence[Any], self._request.topics))
+            ]
+
+    def _without(self, place: int, topic: Any) -> Any:
+        its = copy(topic)
+        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in self.others]
+        return its
+
+
 def commit_unless_held(
     broker: BrokerContext,
     request: Request,
-    commit: Callable[[Request], Response | Awaitable[Response]],
+    commit: Callable[[Unheld[Request]], Response | Awaitable[Response]],
     refuse: Callable[[Request, ErrorCode, str], Response],
 ) -> Response | Awaitable[Response]:
     """Commit what no other member holds of a request; `refuse` makes the response to one with a code for all.
 
-    `commit` is called at once, so that it has its place in line, and given a request with fewer partitions.
+    `commit` looks as it decides, and answers for the rest.
     """
-    others = _held_by_others(broker, request)
-    if not others:
-        return commit(request)
-    rest = copy(request)
-    rest.topics = []
-    for place, topic in enumerate(request.topics):
-        its = copy(topic)
-        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in others]
-        rest.topics.append(its)
-    return _with_what_is_held(commit(rest), others, refuse(request, ErrorCode.INVALID_RECORD_STATE, ""))
+    unheld = Unheld(broker, request)
+
+    def whole() -> Response:
+        return refuse(request, ErrorCode.INVALID_RECORD_STATE, "")
+
+    answer = commit(unheld)
+    if isinstance(answer, Awaitable):
+        return _with_what_is_held_later(answer, unheld, whole)
+    return _with_what_is_held(answer, unheld, whole)
 
 
-async def _with_what_is_held(committed: Any, others: Mapping[tuple[int, int], str], whole: Any) -> Any:
+async def _with_what_is_held_later(
+    answer: Awaitable[Response], unheld: Unheld[Any], whole: Callable[[], Response]
+) -> Response:
+    return _with_what_is_held(await answer, unheld, whole)
+
+
+def _with_what_is_held(committed: Any, unheld: Unheld[Any], refuse: Callable[[], Response]) -> Response:
     """The response to a request as a whole; `committed` is the one to what nobody else holds."""
-    if hasattr(committed, "__await__"):
-        committed = await committed
+    if not unheld.others:
+        return cast(Response, committed)
+    whole: Any = refuse()
     for place, (topic, its) in enumerate(zip(whole.topics, committed.topics, strict=True)):
         found = iter(its.partitions)
         for number, refused in enumerate(topic.partitions):
-            if (place, number) in others:
-                refused.error_message = others[place, number]
+            if (place, number) in unheld.others:
+                refused.error_message = unheld.others[place, number]
             else:
                 topic.partitions[number] = next(found)
-    return whole
+    return cast(Response, whole)
 
 
 def _held_by_others(

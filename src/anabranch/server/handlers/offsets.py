@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from copy import copy
-from functools import partial
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -31,7 +30,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
-from anabranch.server.handlers.claims import commit_unless_held
+from anabranch.server.handlers.claims import Unheld, commit_unless_held
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import Parts, gather_in_steps, work_of_name
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -55,12 +54,17 @@ def handle_offset_commit(
     def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
         return commit_unless_held(broker, part, submitted, _commit_refused)
 
-    def submitted(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
+    def submitted(part: Unheld[OffsetCommitRequest]) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
+        def weigh(groups: Any) -> int:
+            part.look()
+            return int(groups.weight_of_offsets(request.group_id))
+
         return submit(
             broker,
-            part.group_id,
-            lambda groups, now_ms: groups.offset_commit(part, caller, now_ms),
-            partial(_commit_refused, part),
+            request.group_id,
+            lambda groups, now_ms: groups.offset_commit(part.rest, caller, now_ms),
+            lambda code, message: _commit_refused(part.rest, code, message),
+            weigh=weigh,
         )
 
     return in_ranges(broker, request, commit, _commit_refused)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -53,7 +52,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.transactions import TransactionFilter
-from anabranch.server.handlers.claims import commit_unless_held
+from anabranch.server.handlers.claims import Unheld, commit_unless_held
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps, split
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -214,19 +213,24 @@ def handle_txn_offset_commit(
             return _offsets_refused(part, refused)
         return commit_unless_held(broker, part, submitted, _offsets_refused)
 
-    def submitted(part: TxnOffsetCommitRequest) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+    def submitted(part: Unheld[TxnOffsetCommitRequest]) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
         with contextlib.suppress(ApiError):  # What follows fails, too.
-            broker.groups.shard_of(part.group_id).tell(
-                lambda groups, now_ms: groups.name_ranges(part, now_ms),
-                lambda groups: groups.weight_of_offsets(part.group_id),
+            broker.groups.shard_of(request.group_id).tell(
+                lambda groups, now_ms: groups.name_ranges(part.rest, now_ms),
+                lambda groups: groups.weight_of_offsets(request.group_id),
             )
         ticket = broker.groups.ticket()
+
+        def weigh(groups: Any) -> int:
+            part.look()
+            return int(groups.weight_of_txn_commit(part.rest))
+
         return submit(
             broker,
-            part.group_id,
-            lambda groups, now_ms: groups.txn_offset_commit(part, caller, ticket, now_ms),
-            partial(_offsets_refused, part),
-            weigh=lambda groups: groups.weight_of_txn_commit(part),
+            request.group_id,
+            lambda groups, now_ms: groups.txn_offset_commit(part.rest, caller, ticket, now_ms),
+            lambda code, message: _offsets_refused(part.rest, code, message),
+            weigh=weigh,
         )
 
     return in_ranges(broker, request, commit, _offsets_refused)

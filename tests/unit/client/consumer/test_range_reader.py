@@ -176,6 +176,15 @@ def test_a_partition_that_a_broker_knows_meanwhile_is_not_removed_yet(monkeypatc
     assert list(offsets(unheard, Range("t", 0, 0, 2))) == [] and unheard.gone == [REMOVED]
 
 
+def test_a_leader_that_denies_a_partition_does_not_say_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was named by a broker that has not heard of the removal."""
+    monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
+    half = [REMOVED] * (range_reader.GONE_ATTEMPTS // 2)
+    denied = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "t-0 is not here")
+    reader = Scripted(*half, denied, *half)
+    assert list(offsets(reader, Range("t", 0, 0, 2))) == [] and reader.gone == [REMOVED]
+
+
 def test_other_brokers_are_asked_for_a_partition_that_one_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection that is open leads to that one, as after a restart of the others."""
     monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)

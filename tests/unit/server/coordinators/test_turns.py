@@ -181,6 +181,80 @@ def test_a_block_that_reads_the_machine_has_its_turn_and_one_that_is_cancelled_k
     in_line(World(tmp_path), story)
 
 
+def test_blocks_that_come_one_behind_the_other_have_their_turn_together(tmp_path: Path) -> None:
+    """Each with a turn of its own kept the line from ever being empty."""
+
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        seen: list[str] = []
+
+        async def look(name: str) -> None:
+            async with world.shard.undisturbed():
+                seen.append(name)
+
+        turns = world.shard._turns
+        looks = [asyncio.ensure_future(look(str(number))) for number in range(100)]
+        await asyncio.sleep(0.01)
+        length = len(turns)
+        put = world.shard.ask(lambda toy, now_ms: seen.append("put") or toy.put("after", "1"))  # type: ignore[func-returns-value]
+        looks += [asyncio.ensure_future(look("behind")) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        assert length == 1 and len(turns) == 3
+        looks[50].cancel()
+        apart.may_end.set()
+        await asyncio.wait(looks)
+        assert await put == "put after"
+        assert seen == [*(str(number) for number in range(100) if number != 50), "put", *["behind"] * 3]
+        await until(lambda: not turns.busy)
+
+    in_line(World(tmp_path), story)
+
+
+def test_blocks_that_are_cancelled_as_their_turn_comes_end_nothing(tmp_path: Path) -> None:
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        async def look() -> None:
+            async with world.shard.undisturbed():
+                pass
+
+        first = asyncio.ensure_future(look())
+        await asyncio.sleep(0.01)
+        (blocks,) = [world.shard._turns._blocks]
+        assert blocks is not None
+        apart.may_end.set()
+        blocks.begins[0].cancel()  # And its coroutine has not heard of it when the turn begins.
+        await asyncio.wait([first])
+        await reply
+        await until(lambda: not world.shard._turns.busy)
+        assert await world.put("later", "1") == "put later"
+
+    in_line(World(tmp_path), story)
+
+
+def test_a_decision_looks_in_its_turn_at_what_it_is_to_decide(tmp_path: Path) -> None:
+    """What another member holds was looked at when a commit came, and claims before it in line took it then."""
+
+    async def story(world: World, apart: Apart, reply: Any) -> None:
+        held: list[str] = []
+        seen: list[list[str]] = []
+
+        def weigh(toy: Toy) -> int:
+            seen.append(list(held))
+            return 0
+
+        async def claim() -> None:
+            async with world.shard.undisturbed():
+                held.append("slice")
+
+        claims = asyncio.ensure_future(claim())
+        await asyncio.sleep(0.01)
+        put = world.shard.ask(lambda toy, now_ms: toy.put("commit", str(seen[-1])), weigh)
+        apart.may_end.set()
+        await asyncio.wait([claims])
+        await put
+        assert world.shard.machine.values["commit"] == "['slice']"
+
+    in_line(World(tmp_path), story)
+
+
 def test_a_request_whose_client_hangs_up_as_its_turn_ends_is_not_parked_for_ever(tmp_path: Path) -> None:
     async def story(world: World, apart: Apart, reply: Any) -> None:
         def park(toy: Toy, now_ms: int) -> Outcome[Any, Pair]:

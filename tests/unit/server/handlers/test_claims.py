@@ -21,7 +21,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from anabranch.server.handlers import claims
-from anabranch.server.handlers.claims import commit_unless_held
+from anabranch.server.handlers.claims import Unheld, commit_unless_held
 from anabranch.server.partitions.slice_waits import SliceWaits
 
 LONG_S = 3_600.0
@@ -109,12 +109,13 @@ def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_i
         ]
         return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(partitions=answers)])
 
-    async def commit() -> OffsetCommitResponse:
-        answer = commit_unless_held(broker, request, lambda left: refuse(left, ErrorCode.NONE, ""), refuse)
-        assert not isinstance(answer, OffsetCommitResponse)
-        return await answer
+    def commit(unheld: Unheld[OffsetCommitRequest]) -> OffsetCommitResponse:
+        unheld.look()
+        return refuse(unheld.rest, ErrorCode.NONE, "")
 
-    answers = asyncio.run(commit()).topics[0].partitions
+    answer = commit_unless_held(broker, request, commit, refuse)
+    assert isinstance(answer, OffsetCommitResponse)
+    answers = answer.topics[0].partitions
     assert [it.error_code for it in answers] == [ErrorCode.INVALID_RECORD_STATE] * count
     assert max(len(it.error_message or "") for it in answers) < 250
     assert answers[0].error_message is not None and "Offsets 0 to 9 are with member mmm" in answers[0].error_message
