@@ -47,8 +47,8 @@ COOPERATIVE = (
         (
             Edit(
                 "server/handlers/transactions.py",
-                "            part.look()\n            return int(groups.weight_of_txn_commit(part.rest))\n",
-                "            return int(groups.weight_of_txn_commit(request))\n",
+                "            unheld.look()\n            return int(groups.weight_of_txn_commit(unheld.rest))\n",
+                "            return int(groups.weight_of_txn_commit(part))\n",
             ),
         ),
         (),

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.ids import NO_TOPIC_ID
@@ -47,7 +47,6 @@ from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.slice_waits import Waiter
 
 Request = TypeVar("Request", OffsetCommitRequest, TxnOffsetCommitRequest)
-Response = TypeVar("Response")
 
 READ_COMMITTED = 1
 CLAIMS_MAX = 1_000
@@ -450,71 +449,53 @@ async def _changed(
 
 
 class Unheld(Generic[Request]):
-    """What of a commit no other member holds: `look` says it, directly before the commit is decided."""
+    """What of a commit no other member holds: `look` says it, directly before the commit is decided.
 
-    def __init__(self, broker: BrokerContext, request: Request) -> None:
+    Claims that wait for their turn do so before the commit or behind it, so that nobody gets any of it in between.
+    """
+
+    def __init__(
+        self, broker: BrokerContext, request: Request, refuse: Callable[[Request, ErrorCode, str], Any]
+    ) -> None:
+        """`refuse` makes the response to a request with a code for all of it."""
         self._broker = broker
         self._request: Request = request
+        self._refuse: Callable[[Request, ErrorCode, str], Any] = refuse
+        self._others: Mapping[tuple[int, int], str] = {}
+        """The partitions that others hold something of, by their places in the request, with the reason."""
         self.rest: Request = request
-        """The request, without the partitions that others hold something of."""
-        self.others: Mapping[tuple[int, int], str] = {}
-        """These, by their places in the request, with the reason."""
+        """The request without these."""
 
     def look(self) -> None:
-        """Look at what others hold now. Claims that wait for their turn do so behind the commit."""
-        self.rest, self.others = self._request, _held_by_others(self._broker, self._request)
-        if self.others:
+        """Look at what others hold now."""
+        self.rest, self._others = self._request, _held_by_others(self._broker, self._request)
+        if self._others:
             self.rest = copy(self._request)
-            self.rest.topics = [
-                self._without(place, topic) for place, topic in enumerate(cast(Sequence[Any], self._request.topics))
-            ]
+            topics: Sequence[Any] = self._request.topics
+            self.rest.topics = [self._without(place, topic) for place, topic in enumerate(topics)]
 
     def _without(self, place: int, topic: Any) -> Any:
         its = copy(topic)
-        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in self.others]
+        its.partitions = [part for number, part in enumerate(topic.partitions) if (place, number) not in self._others]
         return its
 
+    def refused(self, code: ErrorCode, message: str) -> Any:
+        """The response to what nobody else holds where it does not count."""
+        return self._refuse(self.rest, code, message)
 
-def commit_unless_held(
-    broker: BrokerContext,
-    request: Request,
-    commit: Callable[[Unheld[Request]], Response | Awaitable[Response]],
-    refuse: Callable[[Request, ErrorCode, str], Response],
-) -> Response | Awaitable[Response]:
-    """Commit what no other member holds of a request; `refuse` makes the response to one with a code for all.
-
-    `commit` looks as it decides, and answers for the rest.
-    """
-    unheld = Unheld(broker, request)
-
-    def whole() -> Response:
-        return refuse(request, ErrorCode.INVALID_RECORD_STATE, "")
-
-    answer = commit(unheld)
-    if isinstance(answer, Awaitable):
-        return _with_what_is_held_later(answer, unheld, whole)
-    return _with_what_is_held(answer, unheld, whole)
-
-
-async def _with_what_is_held_later(
-    answer: Awaitable[Response], unheld: Unheld[Any], whole: Callable[[], Response]
-) -> Response:
-    return _with_what_is_held(await answer, unheld, whole)
-
-
-def _with_what_is_held(committed: Any, unheld: Unheld[Any], refuse: Callable[[], Response]) -> Response:
-    """The response to a request as a whole; `committed` is the one to what nobody else holds."""
-    if not unheld.others:
-        return cast(Response, committed)
-    whole: Any = refuse()
-    for place, (topic, its) in enumerate(zip(whole.topics, committed.topics, strict=True)):
-        found = iter(its.partitions)
-        for number, refused in enumerate(topic.partitions):
-            if (place, number) in unheld.others:
-                refused.error_message = unheld.others[place, number]
-            else:
-                topic.partitions[number] = next(found)
-    return cast(Response, whole)
+    def whole(self, committed: Any) -> Any:
+        """The response to the request; `committed` is the one to what nobody else holds."""
+        if not self._others:
+            return committed
+        made = self._refuse(self._request, ErrorCode.INVALID_RECORD_STATE, "")
+        for place, (topic, its) in enumerate(zip(made.topics, committed.topics, strict=True)):
+            found = iter(its.partitions)
+            for number, refused in enumerate(topic.partitions):
+                if (place, number) in self._others:
+                    refused.error_message = self._others[place, number]
+                else:
+                    topic.partitions[number] = next(found)
+        return made
 
 
 def _held_by_others(

@@ -97,22 +97,26 @@ def submit(
     dropped: Callable[[], None] | None = None,
     weigh: Weigh | None = None,
     large: Callable[[Response], bool] | None = None,
+    whole: Callable[[Response], Response] | None = None,
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot.
 
     `dropped` is called if the connection ends while the response is awaited. `weigh` is as for `Shard.ask`; without it
-    the decision weighs what must be read of the group's offsets.
+    the decision weighs what must be read of the group's offsets. `whole` makes the response of what was decided.
     """
     try:
         answer: Any = broker.groups.shard_of(group_id).ask(
             decide, weigh or (lambda groups: groups.weight_of_offsets(group_id))
         )
     except ApiError as error:
-        return refuse(error.code, error.message)
-    if isinstance(answer, asyncio.Future):
-        return awaited(answer, refuse, dropped, large)
+        answer = refuse(error.code, error.message)
+    else:
+        if isinstance(answer, asyncio.Future):
+            return awaited(answer, refuse, dropped, large, whole)
+        if large is not None:
+            answer = _maybe_large(answer, large)
     response: Response = answer
-    return response if large is None else _maybe_large(response, large)
+    return response if whole is None else whole(response)
 
 
 async def awaited(
@@ -120,16 +124,18 @@ async def awaited(
     refuse: Refuse[Response],
     dropped: Callable[[], None] | None = None,
     large: Callable[[Response], bool] | None = None,
+    whole: Callable[[Response], Response] | None = None,
 ) -> Response:
     """Wait for a response, or make one of the reason why there is none; call `dropped` if the wait is cancelled."""
     try:
-        return await answer if large is None else _maybe_large(await answer, large)
+        response = await answer if large is None else _maybe_large(await answer, large)
     except ApiError as error:
-        return refuse(error.code, error.message)
+        response = refuse(error.code, error.message)
     except asyncio.CancelledError:
         if dropped is not None:
             dropped()
         raise
+    return response if whole is None else whole(response)
 
 
 def _maybe_large(answer: Response, large: Callable[[Response], bool]) -> Response:

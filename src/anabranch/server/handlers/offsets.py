@@ -30,7 +30,7 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
-from anabranch.server.handlers.claims import Unheld, commit_unless_held
+from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import Parts, gather_in_steps, work_of_name
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -52,19 +52,19 @@ def handle_offset_commit(
     caller = caller_of(broker, call, request.member_id or "-")
 
     def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
-        return commit_unless_held(broker, part, submitted, _commit_refused)
+        unheld = Unheld(broker, part, _commit_refused)
 
-    def submitted(part: Unheld[OffsetCommitRequest]) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
         def weigh(groups: Any) -> int:
-            part.look()
-            return int(groups.weight_of_offsets(request.group_id))
+            unheld.look()
+            return int(groups.weight_of_offsets(part.group_id))
 
         return submit(
             broker,
-            request.group_id,
-            lambda groups, now_ms: groups.offset_commit(part.rest, caller, now_ms),
-            lambda code, message: _commit_refused(part.rest, code, message),
+            part.group_id,
+            lambda groups, now_ms: groups.offset_commit(unheld.rest, caller, now_ms),
+            unheld.refused,
             weigh=weigh,
+            whole=unheld.whole,
         )
 
     return in_ranges(broker, request, commit, _commit_refused)

@@ -52,7 +52,7 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.transactions import TransactionFilter
-from anabranch.server.handlers.claims import Unheld, commit_unless_held
+from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps, split
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
@@ -211,26 +211,25 @@ def handle_txn_offset_commit(
         """Commit a part: verified as it takes its place in line, before any marker that ends the transaction."""
         if (refused := verified()) is not ErrorCode.NONE:
             return _offsets_refused(part, refused)
-        return commit_unless_held(broker, part, submitted, _offsets_refused)
-
-    def submitted(part: Unheld[TxnOffsetCommitRequest]) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
+        unheld = Unheld(broker, part, _offsets_refused)
         with contextlib.suppress(ApiError):  # What follows fails, too.
-            broker.groups.shard_of(request.group_id).tell(
-                lambda groups, now_ms: groups.name_ranges(part.rest, now_ms),
-                lambda groups: groups.weight_of_offsets(request.group_id),
+            broker.groups.shard_of(part.group_id).tell(
+                lambda groups, now_ms: groups.name_ranges(part, now_ms),
+                lambda groups: groups.weight_of_offsets(part.group_id),
             )
         ticket = broker.groups.ticket()
 
         def weigh(groups: Any) -> int:
-            part.look()
-            return int(groups.weight_of_txn_commit(part.rest))
+            unheld.look()
+            return int(groups.weight_of_txn_commit(unheld.rest))
 
         return submit(
             broker,
-            request.group_id,
-            lambda groups, now_ms: groups.txn_offset_commit(part.rest, caller, ticket, now_ms),
-            lambda code, message: _offsets_refused(part.rest, code, message),
+            part.group_id,
+            lambda groups, now_ms: groups.txn_offset_commit(unheld.rest, caller, ticket, now_ms),
+            unheld.refused,
             weigh=weigh,
+            whole=unheld.whole,
         )
 
     return in_ranges(broker, request, commit, _offsets_refused)

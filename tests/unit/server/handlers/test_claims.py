@@ -21,7 +21,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 from anabranch.server.handlers import claims
-from anabranch.server.handlers.claims import Unheld, commit_unless_held
+from anabranch.server.handlers.claims import Unheld
 from anabranch.server.partitions.slice_waits import SliceWaits
 
 LONG_S = 3_600.0
@@ -109,12 +109,9 @@ def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_i
         ]
         return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(partitions=answers)])
 
-    def commit(unheld: Unheld[OffsetCommitRequest]) -> OffsetCommitResponse:
-        unheld.look()
-        return refuse(unheld.rest, ErrorCode.NONE, "")
-
-    answer = commit_unless_held(broker, request, commit, refuse)
-    assert isinstance(answer, OffsetCommitResponse)
+    unheld = Unheld(broker, request, refuse)
+    unheld.look()
+    answer = unheld.whole(refuse(unheld.rest, ErrorCode.NONE, ""))
     answers = answer.topics[0].partitions
     assert [it.error_code for it in answers] == [ErrorCode.INVALID_RECORD_STATE] * count
     assert max(len(it.error_message or "") for it in answers) < 250
