@@ -334,8 +334,11 @@ def _ends(tree: Path, *command: str) -> tuple[int | None, str]:
 
 
 def _copied(source: Path, tree: Path) -> Path:
-    """Copy the sources and the tests, with the compiled kernels: to compile them takes longer than most tests."""
-    for part in ("src", "tests"):
+    """Copy the sources, the tests and the benchmarks, whose peers tests run, with the compiled kernels.
+
+    To compile those takes longer than most tests.
+    """
+    for part in ("src", "tests", "benchmarks"):
         shutil.copytree(source / part, tree / part)
     shutil.copy(source / "pyproject.toml", tree)
     return tree
