@@ -127,15 +127,19 @@ def test_a_member_that_goes_on_to_another_epoch_waits_no_longer() -> None:
     assert answered(world) is ErrorCode.STALE_MEMBER_EPOCH
 
 
-@pytest.mark.parametrize("leaves", [True, False])
-def test_a_classic_member_that_goes_or_has_another_generation_waits_no_longer(leaves: bool) -> None:
-    world = GroupWorld(settings=WAITS)
+def park_classic(world: GroupWorld, member: str) -> None:
+    """Have the only member of a classic group send `gap`."""
     world.join_classic("", FOO, version=3, fresh="m")
     world.advance(3_001)
-    member = "classic-m"
     world.sync_classic(member, 1, [SyncGroupRequestAssignment(member_id=member, assignment=b"")])
     commit(world, member, 1)
     park(world, member, 1)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_classic_member_that_goes_or_has_another_generation_waits_no_longer(leaves: bool) -> None:
+    world, member = GroupWorld(settings=WAITS), "classic-m"
+    park_classic(world, member)
     if leaves:
         world.leave_classic(member)
         assert answered(world) is ErrorCode.UNKNOWN_MEMBER_ID
@@ -145,13 +149,8 @@ def test_a_classic_member_that_goes_or_has_another_generation_waits_no_longer(le
 
 
 def test_a_classic_member_goes_on_waiting_in_a_group_that_is_converted() -> None:
-    world = GroupWorld(settings=WAITS)
-    world.join_classic("", FOO, version=3, fresh="m")
-    world.advance(3_001)
-    member = "classic-m"
-    world.sync_classic(member, 1, [SyncGroupRequestAssignment(member_id=member, assignment=b"")])
-    commit(world, member, 1)
-    park(world, member, 1)
+    world, member = GroupWorld(settings=WAITS), "classic-m"
+    park_classic(world, member)
     world.join("new")
     assert answered(world) is None, "it is a member still, at the same epoch"
     world.leave_classic(member)

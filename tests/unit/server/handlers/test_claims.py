@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from anabranch.protocol.messages.offset_commit import (
 )
 from anabranch.server.handlers import claims
 from anabranch.server.handlers.claims import Unheld
+from anabranch.server.handlers.offsets import handle_offset_commit
 from anabranch.server.partitions.slice_waits import SliceWaits
 
 LONG_S = 3_600.0
@@ -77,37 +78,71 @@ def test_a_fetch_looks_again_at_once_if_records_came_during_its_look_while_nobod
     assert looks == [5, 6]
 
 
-def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_in_short() -> None:
-    """It chose its id: the members beside it must be able to read their answers."""
-    held = SimpleNamespace(start=0, end=9, member_id="m" * STRING_SIZE_MAX)
+def holding(held: Callable[[], Any], **more: Any) -> Any:
+    """A broker of which `held` says what other members hold."""
 
     class Books:
         def __len__(self) -> int:
             return 1
 
         def holder_of(self, *asked: Any) -> Any:
-            return held
+            return held()
 
-    broker = cast(
-        Any,
-        SimpleNamespace(
-            slices=Books(),
-            replicas=SimpleNamespace(get=lambda name, number: SimpleNamespace(name="t" * 249)),
-            memberships=SimpleNamespace(check_member=lambda *given: None),
-        ),
+    return SimpleNamespace(
+        slices=Books(),
+        replicas=SimpleNamespace(get=lambda name, number: SimpleNamespace(name="t" * 249)),
+        memberships=SimpleNamespace(check_member=lambda *given: None),
+        **more,
     )
+
+
+def refuse(asked: OffsetCommitRequest, code: ErrorCode, message: str) -> OffsetCommitResponse:
+    answers = [
+        OffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code, error_message=message)
+        for it in asked.topics[0].partitions
+    ]
+    return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(partitions=answers)])
+
+
+def test_a_commit_that_waited_in_line_does_not_count_if_a_claim_before_it_got_the_records() -> None:
+    """What others hold was looked at as the commit came."""
+    held: list[Any] = [None]
+    told: list[int] = []
+
+    class Group:
+        def weight_of_offsets(self, group_id: str) -> int:
+            return 0
+
+        def offset_commit(self, request: OffsetCommitRequest, caller: Any, now_ms: int) -> OffsetCommitResponse:
+            told.extend(it.partition_index for it in request.topics[0].partitions)
+            return refuse(request, ErrorCode.NONE, "")
+
+    def ask(decide: Callable[[Any, int], Any], weigh: Callable[[Any], int]) -> Any:
+        held[0] = SimpleNamespace(start=0, end=9, member_id="other")  # A claim that was in line before it.
+        weigh(Group())
+        return decide(Group(), 0)
+
+    groups = SimpleNamespace(shard_of=lambda group_id: SimpleNamespace(ask=ask), takes_individual=True)
+    call = SimpleNamespace(peer="host:1", client_id="c", api_version=9, connection=1)
+    part = OffsetCommitRequestPartition(partition_index=0, committed_offset=10)
+    request = OffsetCommitRequest(
+        group_id="g", member_id="m", topics=[OffsetCommitRequestTopic(name="t", partitions=[part])]
+    )
+    answer = handle_offset_commit(holding(lambda: held[0], groups=groups), request, cast(Any, call))
+    assert isinstance(answer, OffsetCommitResponse) and told == []
+    assert answer.topics[0].partitions[0].error_code == ErrorCode.INVALID_RECORD_STATE
+
+
+def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_in_short() -> None:
+    """It chose its id: the members beside it must be able to read their answers."""
+    held = SimpleNamespace(start=0, end=9, member_id="m" * STRING_SIZE_MAX)
+
+    broker = holding(lambda: held)
     count = 100
     parts = [OffsetCommitRequestPartition(partition_index=it, committed_offset=10) for it in range(count)]
     request = OffsetCommitRequest(
         group_id="g", member_id="honest", topics=[OffsetCommitRequestTopic(name="t" * 249, partitions=parts)]
     )
-
-    def refuse(asked: OffsetCommitRequest, code: ErrorCode, message: str) -> OffsetCommitResponse:
-        answers = [
-            OffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code, error_message=message)
-            for it in asked.topics[0].partitions
-        ]
-        return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(partitions=answers)])
 
     unheld = Unheld(broker, request, refuse)
     unheld.look()
