@@ -55,7 +55,7 @@ HAND_OUTS = (
     Mutation(
         "that a partition waits is not written down, and begins when a coordinator first looks",
         (
-            Edit(GATEKEEPER, "Waited(made.gate_of(number), now_ms)", "Waited(made.topic.log_end(number), now_ms)"),
+            Edit(GATEKEEPER, "= made.gate_of(number)", "= made.topic.log_end(number)"),
             Edit(
                 WRITTEN,
                 "            if made is None or start is None or waited.keys() <= start.waited:\n",

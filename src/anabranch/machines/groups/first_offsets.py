@@ -17,7 +17,6 @@ from __future__ import annotations
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.consumer.target import subscriptions
 from anabranch.machines.groups.gates import segment_start
-from anabranch.machines.groups.group_gates import Waited
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.regex import Regexes
@@ -33,12 +32,12 @@ class FirstOffsets:
         self._regexes = regexes
 
     def of(
-        self, group: ConsumerGroup, topic: TopicImage, number: int, waited: Waited | None, *, stands_late: bool
+        self, group: ConsumerGroup, topic: TopicImage, number: int, waited: int | None, *, stands_late: bool
     ) -> int | None:
         """The position to write for a partition; None leaves it to the client.
 
-        `waited`: how it waits under this coordinator, None if it does not. `stands_late`: an owner without a commit was
-        found behind a log start of the topic.
+        `waited`: the gate at which it waits under this coordinator, None if it does not. `stands_late`: an owner
+        without a commit was found behind a log start of the topic.
         """
         log_start = topic.log_start(number)
         if not topic.was_resized:
@@ -89,8 +88,8 @@ def _of_waited(topic: TopicImage, number: int, noted: int, *, reads_from_end: bo
     return None if log_start < topic.log_end(number) <= noted else log_start
 
 
-def _gate(topic: TopicImage, number: int, waited: Waited | None) -> int:
+def _gate(topic: TopicImage, number: int, waited: int | None) -> int:
     """The gate at which a partition waits; where that is not known the first that it may have waited at."""
     if waited is not None:
-        return waited.gate
+        return waited
     return topic.log_start(number) if topic.lineage is None else segment_start(topic, number, 1)

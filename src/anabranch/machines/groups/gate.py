@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from uuid import UUID
 
 from anabranch.machines.groups.consumer.group import Assignment, ConsumerGroup, Member
-from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gatekeeper import LOOK_ROOM, Gatekeeper
 from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.records import CoordinatorRecord
@@ -63,7 +62,7 @@ class Gate:
             return None
         return lambda topic_id, partition: self._keeper.takes(self._group, gates, (topic_id, partition))
 
-    def handed_out(self, before: Member, after: Member) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
+    def handed_out(self, before: Member, after: Member) -> Iterator[CoordinatorRecord]:
         """The positions to write when a member's assignment changes."""
         return self._keeper.handed_out(self._group, before, after, self._now_ms)
 

@@ -18,7 +18,7 @@ class AskNextRecords(NamedTuple):
 
 
 class GateOpenedByTime(NamedTuple):
-    """Effect: log and count a partition that was handed out although a position it waited on had records left."""
+    """Effect: log and count a gate that has opened although a position it waited on has records left."""
 
     group_id: str
     topic: str

@@ -15,13 +15,12 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from anabranch.machines.groups import classic, shares
+from anabranch.machines.groups import classic, opened_by_time, shares
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.consumer.target import subscriptions
-from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, Stand, can_go_on, was_reopened
-from anabranch.machines.groups.group_gates import GroupGates, Waited, changes, has_free_keys, held_of, is_ours
+from anabranch.machines.groups.group_gates import GroupGates, changes, has_free_keys, held_of, is_ours
 from anabranch.machines.groups.hand_outs import HandOuts
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
@@ -207,6 +206,9 @@ class Gatekeeper:
         numbers = list(partitions)
         if made.decide(numbers, self._stand_in(group, gates, made.topic)):
             gates.version += 1
+        owner = self.owner(group, gates)
+        for number in numbers:
+            opened_by_time.note(group, gates, made, number, owner, now_ms)
         if not isinstance(group, ConsumerGroup):
             return  # Its members assign partitions themselves.
         if made.closed or made.left:
@@ -216,9 +218,8 @@ class Gatekeeper:
         for number in numbers:
             at = made.topic.topic_id, number
             if number in made.closed:
-                gates.by_time.pop(at, None)
                 if at not in gates.waited:
-                    gates.waited[at] = Waited(made.gate_of(number), now_ms)
+                    gates.waited[at] = made.gate_of(number)
                     if made.stands[number].committed is None:
                         gates.to_note.setdefault(at[0], set()).add(number)
             else:
@@ -237,10 +238,11 @@ class Gatekeeper:
             if was is not None and was.frontier is not None:
                 counted = shares.through(was.frontier, lambda at: standing.passed(topic, number, max(at, raw), owner))
             stall = standing.stalls.get((topic.topic_id, number))
+            read: int | Frontier | None = None
             if stall is not None and self.is_stalled(group, gates, (topic.topic_id, number), was, raw):
-                reached = max(passed, stall.reached)
+                reached, read = max(passed, stall.reached), counted
                 counted = shares.at_least(counted, reached) if isinstance(counted, Frontier) else reached
-            return Stand(raw, standing.progress(topic, number, raw), passed, counted, was)
+            return Stand(raw, standing.progress(topic, number, raw), passed, counted, was, read)
 
         return stand
 
@@ -301,7 +303,7 @@ class Gatekeeper:
 
     def handed_out(
         self, group: ConsumerGroup, before: Member, after: Member, now_ms: int
-    ) -> Iterator[CoordinatorRecord | GateOpenedByTime]:
+    ) -> Iterator[CoordinatorRecord]:
         """Note a change of a member's assignment; the positions to write before the member learns of it."""
         gates = self.of(group.group_id)
         yield from self._hand_outs.changed(group, gates, before, after, partial(self.takes, group, gates), now_ms)
@@ -415,6 +417,7 @@ class Gatekeeper:
             for at in [(topic_id, n) for topic_id, some in gates.begun.items() for n in some]:
                 if not by_id[at[0]].has(at[1]):
                     gates.has_begun(at)
+            gates.forget_waits(lambda at: at[0] in by_id and by_id[at[0]].has(at[1]))
             for topic_id in gone:
                 self.hearing.pop(topic_id, None)
         for name in sorted(self.topics_of(group, gates)):
@@ -442,6 +445,9 @@ class Gatekeeper:
         for topic_id, made in gates.evaluated.items():
             lineage, held_here = made.topic.lineage, held.get(topic_id, frozenset())
             assert lineage is not None
+            decided = () if made.left or made.is_outdated else made.by_time
+            for number in decided:  # Another member may have got it since, or its owner ask only now.
+                opened_by_time.note(group, gates, made, number, owner, now_ms)
             for number, verdict in made.verdicts.items():
                 if verdict.is_closed:  # If it is held, too: while it is closed, the time of its owner does not count.
                     gates.taking |= verdict.is_reopened
@@ -529,8 +535,6 @@ class Gatekeeper:
             return moved
         if standing.stall(at, max(need, position), lambda reached: shares.done_below(reached, raw, frontier)):
             if made is not None:
-                for behind in made.waiting.get(number, ()):
-                    gates.by_time[at[0], behind] = number, max(0, need - position)
                 made.moved(number, self._stand_in(group, gates, topic)(number))
                 gates.is_due = True
             return True

@@ -11,6 +11,7 @@ taken away.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
 from itertools import pairwise
 from typing import NamedTuple
@@ -32,6 +33,8 @@ class Stand(NamedTuple):
     counted: int | Frontier
     """What it counts for in the gates of others, by key: more where they open by time, or where sharers are ahead."""
     committed: Position | None
+    read: int | Frontier | None = None
+    """`counted` as if no gate opened by time; None where none does on this partition."""
 
 
 class Verdict(NamedTuple):
@@ -88,10 +91,13 @@ class Evaluated:
 
     __slots__ = (
         "_gates",
+        "_gates_by_reading",
+        "by_time",
         "closed",
         "counted",
         "is_outdated",
         "left",
+        "read",
         "stands",
         "topic",
         "verdicts",
@@ -106,25 +112,32 @@ class Evaluated:
         """Of partitions that are closed, or have a closed gate ahead."""
         self.closed: dict[int, None] = {}
         self.waiting: dict[int, dict[int, None]] = {}
-        """By partition that gates wait on: the partitions behind them."""
+        """By partition that gates wait on, or have waited on that are open by time: the partitions behind them."""
+        self.read: dict[int, int | Frontier] = {}
+        """Of partitions on which gates open by time: `Stand.read`."""
+        self.by_time: dict[int, Verdict] = {}
+        """Of partitions with a gate that is open only by time: the verdict as if it were not."""
         self.left: dict[int, None] = dict.fromkeys(topic.readable)
         """The partitions whose gates are to be decided."""
         self.is_outdated = False
         self._gates: Gates | None = None
+        self._gates_by_reading: Gates | None = None
 
     def outdate(self) -> None:
         """Decide everything anew: a position may lie behind what it was."""
         self.stands.clear()
         self.counted.clear()
+        self.read.clear()
         self.left = dict.fromkeys(self.topic.readable)
         self.is_outdated = False
-        self._gates = None
+        self._gates = self._gates_by_reading = None
 
     def doubt(self, partition: int) -> None:
         """Decide a partition, and those that wait on it, by its position of now."""
         self.stands.pop(partition, None)
         self.counted.pop(partition, None)
-        self._gates = None
+        self.read.pop(partition, None)
+        self._gates = self._gates_by_reading = None
         self.left[partition] = None
         self.left.update(self.waiting.get(partition, {}))
 
@@ -144,8 +157,8 @@ class Evaluated:
 
     def moved(self, partition: int, stand: Stand) -> None:
         """Take a position that is not behind the one before: the partition, and those that waited on it, are left."""
-        self.stands[partition], self.counted[partition] = stand, stand.counted
-        self._gates = None
+        self._take(partition, stand)
+        self._gates = self._gates_by_reading = None
         self.left[partition] = None
         self.left.update(self.waiting.get(partition, {}))
 
@@ -158,25 +171,44 @@ class Evaluated:
         for partition in partitions:
             for number in (partition, *lineage.relatives(partition)):
                 if number not in self.stands and self.topic.has(number):
-                    self.stands[number] = stand = stand_in(number)
-                    self.counted[number] = stand.counted
+                    self._take(number, stand_in(number))
             self.left.pop(partition, None)
-            changed |= self._put(partition, judge(self.topic, self._gates, partition, self.stands[partition]))
+            verdict = judge(self.topic, self._gates, partition, self.stands[partition])
+            changed |= self._put(partition, verdict, self._by_reading(partition, verdict))
         return changed
 
-    def _put(self, partition: int, verdict: Verdict) -> bool:
+    def _take(self, partition: int, stand: Stand) -> None:
+        self.stands[partition], self.counted[partition] = stand, stand.counted
+        if stand.read is not None:
+            self.read[partition] = stand.read
+        else:
+            self.read.pop(partition, None)
+
+    def _by_reading(self, partition: int, verdict: Verdict) -> Verdict:
+        """The verdict as if no gate opened by time, if it is another one; otherwise OPEN."""
+        if not self.read:
+            return OPEN
+        if self._gates_by_reading is None:
+            assert self.topic.lineage is not None
+            self._gates_by_reading = self.topic.lineage.gates(ChainMap(self.read, self.counted))
+        otherwise = judge(self.topic, self._gates_by_reading, partition, self.stands[partition])
+        return OPEN if (otherwise.is_closed, otherwise.ahead) == (verdict.is_closed, verdict.ahead) else otherwise
+
+    def _put(self, partition: int, verdict: Verdict, by_reading: Verdict) -> bool:
         before = self.verdicts.pop(partition, OPEN)
-        for wait in before.waits:
-            behind = self.waiting[wait.partition]
+        for number in {wait.partition for wait in (*before.waits, *self.by_time.pop(partition, OPEN).waits)}:
+            behind = self.waiting[number]
             behind.pop(partition, None)
             if not behind:
-                del self.waiting[wait.partition]
+                del self.waiting[number]
         self.closed.pop(partition, None)
         if verdict.is_closed:
             self.closed[partition] = None
         if verdict is not OPEN:
             self.verdicts[partition] = verdict
-        for wait in verdict.waits:
+        if by_reading is not OPEN:
+            self.by_time[partition] = by_reading
+        for wait in (*verdict.waits, *by_reading.waits):
             self.waiting.setdefault(wait.partition, {})[partition] = None
         return verdict != before
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
@@ -11,21 +11,26 @@ from uuid import UUID
 
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import Evaluated
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.questions import Questions
 from anabranch.machines.groups.standing import At, Standing
 from anabranch.machines.key_ranges import WHOLE, union
+from anabranch.machines.lineage import GateWait
 
 Group = ConsumerGroup | ClassicGroup
 
 
-class Waited(NamedTuple):
-    """The wait of a partition at a gate."""
+class OpenedByTime(NamedTuple):
+    """A gate that has opened by time."""
 
     gate: int
-    """The offset from which on its records wait: it says the same whenever, and wherever, the wait is found out."""
-    since_ms: int
+    """The offset of the first record behind it."""
+    waits: tuple[GateWait, ...]
+    """What it waited on: positions with records left."""
+    waited_ms: int
+    """For how long its partition had waited."""
 
 
 @dataclass(slots=True)
@@ -57,10 +62,17 @@ class GroupGates:
     """By topic: partitions handed out to be begun where the client's reset says, and not committed since."""
     to_note: dict[UUID, set[int]] = field(default_factory=dict)
     """By topic: partitions without a committed offset that began to wait, which is to be written down."""
-    waited: dict[At, Waited] = field(default_factory=dict)
-    """Partitions that waited and were not handed out since."""
-    by_time: dict[At, tuple[int, int]] = field(default_factory=dict)
-    """Partitions whose gate opened by time: the partition that it waited on, and the offsets left there."""
+    waited: dict[At, int] = field(default_factory=dict)
+    """Partitions that waited and were not handed out since: the offset from which on their records wait.
+
+    It says the same whenever, and wherever, the wait is found out.
+    """
+    closed_ms: dict[At, int] = field(default_factory=dict)
+    """Partitions whose next record lies behind a closed gate: since when that is known."""
+    by_time: dict[At, OpenedByTime] = field(default_factory=dict)
+    """Partitions whose gate has opened by time, until it closes again or the positions before it have moved."""
+    opened: list[GateOpenedByTime] = field(default_factory=list)
+    """Gates that have opened by time since the last look, which logs and counts them."""
     idle: dict[str, tuple[object, ...]] = field(default_factory=dict)
     """Members whose last reconciliation changed nothing: what it was based on."""
     names: tuple[object, frozenset[str]] = (None, frozenset())
@@ -98,6 +110,7 @@ class GroupGates:
         standing = self.standing
         known: tuple[dict[At, Any], ...] = (
             self.waited,
+            self.closed_ms,
             self.by_time,
             self.unsure,
             self.unstable,
@@ -140,11 +153,21 @@ class GroupGates:
         """
         for topic_id in topic_ids:
             del self.evaluated[topic_id]
-            for entries in (self.by_time, self.unsure):
-                for at in [at for at in entries if at[0] == topic_id]:
-                    del entries[at]
+            self.forget_waits(lambda at, gone=topic_id: at[0] != gone)  # type: ignore[misc]
+            for at in [at for at in self.unsure if at[0] == topic_id]:
+                del self.unsure[at]
             self.version += 1
             self.freed += 1
+
+    def forget_waits(self, is_kept: Callable[[At], bool]) -> None:
+        """Drop since when partitions wait, and which gates have opened by time, but of these."""
+        self.closed_ms = {at: since_ms for at, since_ms in self.closed_ms.items() if is_kept(at)}
+        self.by_time = {at: opened for at, opened in self.by_time.items() if is_kept(at)}
+
+    def take_opened(self) -> list[GateOpenedByTime]:
+        """Take the gates that have opened by time since the last look."""
+        found, self.opened = self.opened, []
+        return found
 
     def forget_all_but(self, members: Container[str]) -> None:
         """Drop what was told to members that are in the group no longer, and when they spoke."""

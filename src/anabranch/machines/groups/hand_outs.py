@@ -16,9 +16,8 @@ from collections.abc import Callable, Iterator
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.machines.groups.first_offsets import FirstOffsets
-from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.gates import OPEN, Evaluated, segment_start
-from anabranch.machines.groups.group_gates import GroupGates, Waited
+from anabranch.machines.groups.group_gates import GroupGates
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.groups.offsets import Offsets
 from anabranch.machines.groups.positions import Position, position_record
@@ -26,8 +25,6 @@ from anabranch.machines.groups.records import CoordinatorRecord
 from anabranch.machines.groups.regex import Regexes
 from anabranch.machines.groups.standing import At
 from anabranch.machines.groups.starts import NOT_NOTED, Starts, start_record
-
-Found = Iterator[CoordinatorRecord | GateOpenedByTime]
 
 
 class HandOuts:
@@ -46,7 +43,7 @@ class HandOuts:
         after: Member,
         takes: Callable[[At], bool],
         now_ms: int,
-    ) -> Found:
+    ) -> Iterator[CoordinatorRecord]:
         """Note a change of a member's assignment; what to write before the member learns of it.
 
         `takes`: whether a partition is revoked because it re-opened behind a closed gate.
@@ -110,13 +107,13 @@ class HandOuts:
             waited = {} if start is None else {n: gates.waited.get((topic_id, n)) for n in numbers & start.ends.keys()}
             if made is None or start is None or waited.keys() <= start.waited:
                 continue
-            ends = {n: it.gate for n, it in waited.items() if it is not None and start.ends[n] == NOT_NOTED}
+            ends = {n: it for n, it in waited.items() if it is not None and start.ends[n] == NOT_NOTED}
             noted = start._replace(ends=start.ends | ends, waited=start.waited | waited.keys())
             yield start_record(group_id, topic_id, noted)
 
     def _handed_out(
         self, group: ConsumerGroup, gates: GroupGates, topic: TopicImage, number: int, owner: Member, now_ms: int
-    ) -> Found:
+    ) -> Iterator[CoordinatorRecord]:
         group_id, at = group.group_id, (topic.topic_id, number)
         was = self._offsets.current(group_id, topic.name, number)
         gates.standing.give(topic, number, owner.member_id)
@@ -142,9 +139,6 @@ class HandOuts:
                 position = (position or was)._replace(offset=topic.log_start(number))
         if position is not None:
             yield position_record(group_id, topic.name, number, position)
-        cause = gates.by_time.pop(at, None)
-        if cause is not None:
-            yield GateOpenedByTime(group_id, topic.name, number, *cause)
 
     def _first(
         self,
@@ -152,7 +146,7 @@ class HandOuts:
         gates: GroupGates,
         topic: TopicImage,
         number: int,
-        waited: Waited | None,
+        waited: int | None,
         layout: int,
         now_ms: int,
     ) -> Position | None:
@@ -175,7 +169,7 @@ class HandOuts:
         At the closed gate, however far behind that the owner's reset may have put it, as at a hand-out.
         """
         gate = segment_start(topic, number, _opened_at(gates, topic, number))
-        gates.waited.setdefault((topic.topic_id, number), Waited(gate, now_ms))
+        gates.waited.setdefault((topic.topic_id, number), gate)
         if self._offsets.current(group.group_id, topic.name, number) is None:
             position = Position(gate, committed_at_ms=now_ms, topic_id=topic.topic_id, is_begun=False)
             yield position_record(group.group_id, topic.name, number, position)

@@ -111,6 +111,8 @@ def decide_look(keeper: Gatekeeper, group_id: str, now_ms: int) -> Outcome[None,
     moved, asks, more = keeper.compare(group, gates, now_ms)
     keeper.refresh(group, gates, now_ms, room)
     draft.write(*keeper.note_waits(group_id, gates))
+    for opened in gates.take_opened():
+        draft.perform(opened)
     for topic_id, offsets in asks.items():
         name = keeper.offsets.image.name_of(topic_id)
         draft.perform(AskNextRecords(group_id, topic_id, name, offsets))

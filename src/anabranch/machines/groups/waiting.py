@@ -28,8 +28,7 @@ def with_waiting(described: DescribedGroup, keeper: Gatekeeper, group: Group | N
             if len(found) == WAITING_MAX:
                 omitted += 1
                 continue
-            waited = gates.waited.get((topic_id, partition))
-            since_ms = now_ms if waited is None else waited.since_ms
+            since_ms = gates.closed_ms.get((topic_id, partition), now_ms)
             found.append(
                 WaitingPartition(
                     topic_id=topic_id,

@@ -45,7 +45,7 @@ def _describe_gates(groups: Groups, metrics: Metrics) -> None:
     """Register the metric of gates that open by time."""
     metrics.gauge(
         f"{PREFIX}gates_opened_by_time_count",
-        "Partitions handed out although a position that they waited on had records left.",
+        "Gates that opened although a position that they waited on had records left.",
         lambda: float(groups.gates_opened_by_time),
     )
 

@@ -32,7 +32,6 @@ from anabranch.machines.groups.consumer.reconcile import is_subset, pending_part
 from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges, shares_named
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
-from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.key_ranges import WrongKeyRangesError
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
@@ -352,11 +351,7 @@ def follow(
     if after is before and step.is_unchanged and after.state is not MemberState.UNREVOKED_PARTITIONS:
         step.gate.note_idle(member_id)
     if after is not before:
-        for found in step.gate.handed_out(before, after):
-            if isinstance(found, GateOpenedByTime):
-                step.draft.perform(found)
-            else:
-                step.draft.write(found)
+        step.draft.write(*step.gate.handed_out(before, after))
         step.put_last(after)
         step.gate.forget(member_id, but=after.owns if after.shares or after.revoking_shares else after.holds)
     if after.state is MemberState.UNREVOKED_PARTITIONS:
