@@ -6,6 +6,7 @@ from tests.support.mutations import PYTEST, Edit, Mutation
 
 BY_TIME = "tests/end_to_end/test_gates_by_time.py"
 OWNERS = (*PYTEST, "tests/unit/machines/groups/test_time_of_owners.py")
+OPENED = (*PYTEST, "tests/unit/machines/groups/test_gates_opened_by_time.py")
 GOES_ON = "    return position < topic.stable_end(partition) and (made is None or partition not in made.closed)\n"
 
 TIME = (
@@ -39,6 +40,18 @@ TIME = (
         ),
         OWNERS,
         f"{BY_TIME}::test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps_uncommitted",
+    ),
+    Mutation(
+        "of gates that open by time only those are told at which the coordinator withholds a partition",
+        (
+            Edit(
+                "machines/groups/opened_by_time.py",
+                " or any(map(gates.questions.has_asked, _owners(group, at, owner)))\n",
+                "\n",
+            ),
+        ),
+        OPENED,
+        f"{BY_TIME}::test_a_gate_before_which_a_member_stops_is_described_and_counted_once_when_it_opens",
     ),
     Mutation(
         "records that came later count by time with those before them",

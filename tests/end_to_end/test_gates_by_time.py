@@ -19,6 +19,8 @@ from tests.support.applications import Stage, Workers, stage
 from tests.support.broker import BrokerProcess
 from tests.support.thorough import THOROUGH
 
+OPENED_BY_TIME = "kafka_server_group_coordinator_metrics_gates_opened_by_time_count"
+
 
 def name_at(*places: tuple[int, int]) -> str:
     """A name for `Load.send` whose first key lies in these partitions at these counts, of one at creation."""
@@ -74,6 +76,52 @@ def test_records_behind_a_gate_do_not_count_with_those_that_an_application_keeps
         it.until(lambda: group.handed_from[2] or group.handed_from[3], "no gate opens by time")
         assert group.handed_from[0] == 5 + 3 + 3, "records were handed out before those that they wait for"
         it.finish(60)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_gate_before_which_a_member_stops_is_described_and_counted_once_when_it_opens(
+    shared: BrokerProcess, workers: Workers, protocol: str
+) -> None:
+    """Two partitions become one: its owner stops there, as three records of the other one stay uncommitted."""
+    with stage(shared.address, f"counted-{protocol}", 1, workers) as it:
+        group = it.group(members=2, commit="told", patient=True, protocol=protocol, poll_interval_ms=3_000)
+
+        def described() -> list[tuple[int, bool, int, int | None]]:
+            """Of each waiting partition whether its gate is open, and which waits on how many records of which."""
+            found = it.admin.describe_groups(group.name)[group.name]
+            members = {member.member_id for member in found.members}
+            assert all(on.member_id in members for each in found.waiting for on in each.waits_on)
+            return [
+                (each.partition.partition, each.opened_by_time, on.partition.partition, on.records_left)
+                for each in found.waiting
+                for on in each.waits_on
+            ]
+
+        it.until_all_owned()
+        it.resize(2)
+        it.until_owned(group, [0, 1])
+        in_0, in_1 = name_at((2, 0)), name_at((2, 1))
+        for name in (in_0, in_1):
+            it.load.send(5, keys=1, name=name)
+        it.until(lambda: group.handed_from == {0: 5, 1: 5}, "the partitions are not read")
+        group.owner(0).commit({0: 5})
+        group.owner(1).commit({1: 2})
+        it.until(lambda: group.committed == {0: 5, 1: 2}, "nothing is committed")
+        opened = shared.metrics()[OPENED_BY_TIME]
+        it.resize(1)
+        it.load.send(3, keys=1, name=in_1)
+        it.until(lambda: described() == [(0, False, 1, 3)], "what waits is not described")
+        it.until(lambda: group.handed_from[0] == 5 + 3, "the gate does not open by time")
+        assert described() == [(0, True, 1, 3)]
+        assert shared.metrics()[OPENED_BY_TIME] == opened + 1
+        for member in group.members:
+            member.commit_on()
+        it.until(lambda: not described(), "an open gate is described although nothing is left")
+        for member in group.members[1:]:
+            member.leave()
+        it.until(lambda: len(group.present) == 1 and group.owners(0), "its partitions are not handed out again")
+        it.finish(60)
+        assert shared.metrics()[OPENED_BY_TIME] == opened + 1
 
 
 def test_a_later_gate_waits_again_for_records_that_came_later(shared: BrokerProcess, workers: Workers) -> None:

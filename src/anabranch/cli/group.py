@@ -26,7 +26,7 @@ app = typer.Typer(
 
 EARLIEST, LATEST = -2, -1
 MEMBER_COLUMNS = ("member", "client", "epoch", "subscribed", "current", "target", "pending", "revoking")
-WAIT_COLUMNS = ("waiting partition", "since", "waits on", "owner", "records left", "records/s")
+WAIT_COLUMNS = ("waiting partition", "gate", "waited", "waits on", "owner", "records left", "records/s")
 OFFSET_COLUMNS = ("topic", "partition", "committed offset", "log end offset", "lag", "member")
 SHARE_COLUMNS = ("topic", "partition", "keys", "next offset", "member")
 GAP_COLUMNS = ("topic", "partition", "missing offsets", "offsets", "done up to", "member")
@@ -214,6 +214,7 @@ def _document(group: GroupDescription, offsets: list[dict[str, Any]]) -> dict[st
                 "topic": one.partition.topic,
                 "partition": one.partition.partition,
                 "waits_ms": one.waits_ms,
+                "opened_by_time": one.opened_by_time,
                 "waits_on": [
                     {
                         "partition": wait.partition.partition,
@@ -316,6 +317,7 @@ def _waits(group: GroupDescription) -> list[tuple[object, ...]]:
     return [
         (
             str(one.partition) if place == 0 else "",
+            ("open by time" if one.opened_by_time else "closed") if place == 0 else "",
             f"{one.waits_ms / 1000:.1f} s" if place == 0 else "",
             str(wait.partition),
             names.get(wait.member_id, "nobody"),

@@ -156,7 +156,7 @@ def test_an_option_takes_names_with_commas_and_may_be_repeated() -> None:
 
 
 def test_waiting_partitions_are_shown_with_what_they_wait_on(capsys: pytest.CaptureFixture[str]) -> None:
-    flights = [TopicPartition("flights", number) for number in range(3)]
+    flights = [TopicPartition("flights", number) for number in range(4)]
     waits = (WaitedOn(flights[0], "m1", 40, 12.34), WaitedOn(flights[1], "", None, 0.0))
     group = GroupDescription(
         "billing",
@@ -167,22 +167,31 @@ def test_waiting_partitions_are_shown_with_what_they_wait_on(capsys: pytest.Capt
         8,
         (member("m1", partitions(0), partitions(0)),),
         "localhost:9092",
-        (WaitingPartition(flights[2], 1_500, waits),),
+        (WaitingPartition(flights[2], 1_500, waits), WaitingPartition(flights[3], 60_000, waits[:1], True)),
     )
     _print(group, [])
-    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-4:-1] == [
-        "waiting partition  since  waits on   owner   records left  records/s",
-        "flights-2          1.5 s  flights-0  m1      40            12.3",
-        "                          flights-1  nobody  log offline   0.0",
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-5:-1] == [
+        "waiting partition  gate          waited  waits on   owner   records left  records/s",
+        "flights-2          closed        1.5 s   flights-0  m1      40            12.3",
+        "                                         flights-1  nobody  log offline   0.0",
+        "flights-3          open by time  60.0 s  flights-0  m1      40            12.3",
     ]
     assert _document(group, [])["waiting"] == [
         {
             "topic": "flights",
             "partition": 2,
             "waits_ms": 1_500,
+            "opened_by_time": False,
             "waits_on": [
                 {"partition": 0, "owner": "m1", "records_left": 40, "records_per_second": 12.3},
                 {"partition": 1, "owner": None, "records_left": None, "records_per_second": 0.0},
             ],
-        }
+        },
+        {
+            "topic": "flights",
+            "partition": 3,
+            "waits_ms": 60_000,
+            "opened_by_time": True,
+            "waits_on": [{"partition": 0, "owner": "m1", "records_left": 40, "records_per_second": 12.3}],
+        },
     ]

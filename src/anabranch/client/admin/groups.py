@@ -98,7 +98,7 @@ class WaitedOn(NamedTuple):
 
     partition: TopicPartition
     member_id: str
-    """Its owner; empty without one."""
+    """The member that holds up the others: its owner, or of a shared partition one that is furthest back; or empty."""
     records_left: int | None
     """How far the group's position is from opening the gate, in offsets; None while the partition's log is offline."""
     records_per_second: float
@@ -106,12 +106,17 @@ class WaitedOn(NamedTuple):
 
 
 class WaitingPartition(NamedTuple):
-    """A partition that is handed out to no member until the group has read others."""
+    """A partition whose next record waits at a gate until the group has read others.
+
+    It is handed out to no member, or its owner, a member of ours, stops in it before that record.
+    """
 
     partition: TopicPartition
     waits_ms: int
     """For how long it has waited, as far as the coordinator knows."""
     waits_on: tuple[WaitedOn, ...]
+    opened_by_time: bool = False
+    """It waits no longer: the gate has opened by time, although records are left in `waits_on`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,10 @@ class GroupDescription:
     coordinator: str
     """The coordinator's address."""
     waiting: tuple[WaitingPartition, ...] = ()
-    """The partitions that wait at gates; at most 1,000 are listed. Only brokers with gates tell."""
+    """The partitions that wait at gates, or whose gate has opened by time; at most 1,000 are listed.
+
+    Only brokers with gates tell. Of a classic group those of members of ours are known.
+    """
     waiting_omitted: int = 0
     """How many more partitions wait."""
 
@@ -335,6 +343,7 @@ def _waiting(found: DescribedWaitingPartition) -> WaitingPartition:
             )
             for one in found.waits_on
         ),
+        found.opened_by_time,
     )
 
 
@@ -379,7 +388,16 @@ def _classic_group(group: DescribedClassicGroup, coordinator: str) -> GroupDescr
             )
         )
     return GroupDescription(
-        group.group_id, CLASSIC, group.group_state, group.protocol_data, -1, -1, tuple(members), coordinator
+        group.group_id,
+        CLASSIC,
+        group.group_state,
+        group.protocol_data,
+        -1,
+        -1,
+        tuple(members),
+        coordinator,
+        tuple(map(_waiting, group.waiting_partitions)),
+        group.waiting_partitions_omitted,
     )
 
 

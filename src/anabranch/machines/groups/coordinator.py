@@ -581,15 +581,15 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         """All groups, those that only have positions included."""
         return views.list_groups(self.groups, self.positions)
 
-    def view_group(self, group_id: str) -> classic.ClassicGroupView:
-        """A classic group and its members."""
-        return views.view_group(self.groups.get(group_id), group_id, self.positions)
+    def view_group(self, group_id: str, now_ms: int = 0) -> classic.ClassicGroupView:
+        """A classic group and its members, and what waits."""
+        view = views.view_group(self.groups.get(group_id), group_id, self.positions)
+        return with_waiting(view, self.keeper, now_ms)
 
     def view_consumer_group(self, group_id: str, now_ms: int = 0) -> views.ConsumerGroupView:
         """A group of the consumer protocol and its members: current and target assignments, and what waits."""
-        group = self.groups.get(group_id)
-        found = views.view_consumer_group(group, group_id, self.image, self.settings.consumer_assignors)
-        return found._replace(group=with_waiting(found.group, self.keeper, group, now_ms))
+        view = views.view_consumer_group(self.groups.get(group_id), group_id, self.image, self.settings)
+        return with_waiting(view, self.keeper, now_ms)
 
     def describe_consumer_group(self, group_id: str, now_ms: int = 0) -> DescribedConsumerGroup:
         """As `view_consumer_group`, with the members described."""

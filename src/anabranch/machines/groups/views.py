@@ -13,6 +13,7 @@ from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ran
 from anabranch.machines.groups.consumer.target import assignor_name
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.positions import Positions
+from anabranch.machines.groups.settings import GroupSettings
 from anabranch.protocol.messages import consumer_group_describe as described_messages
 from anabranch.protocol.messages.consumer_group_describe import DescribedGroup as DescribedConsumerGroup
 from anabranch.protocol.messages.describe_groups import DescribedGroup
@@ -97,9 +98,7 @@ class ConsumerGroupView(NamedTuple):
         return self.group
 
 
-def view_consumer_group(
-    group: Group | None, group_id: str, image: Image, assignors: tuple[str, ...]
-) -> ConsumerGroupView:
+def view_consumer_group(group: Group | None, group_id: str, image: Image, settings: GroupSettings) -> ConsumerGroupView:
     """A group of the consumer protocol and its members: current and target assignments."""
     if not isinstance(group, ConsumerGroup):
         reason = "does not exist" if group is None else "is a classic group"
@@ -115,7 +114,7 @@ def view_consumer_group(
         group_state=group.state().value,
         group_epoch=group.epoch,
         assignment_epoch=group.target_epoch,
-        assignor_name=assignor_name(group, assignors),
+        assignor_name=assignor_name(group, settings.consumer_assignors),
     )
     members = tuple(group.members.values())
     return ConsumerGroupView(described, members, dict(group.targets), dict(group.target_shares), image)

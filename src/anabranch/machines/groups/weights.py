@@ -242,7 +242,8 @@ class Weights:
     def weight_of_view(self, group_id: str) -> int:
         """The weight of describing a group: of its partitions only those are looked at that wait."""
         gates = self.keeper.known(group_id)
-        waiting = 0 if gates is None else sum(len(made.closed) for made in list(gates.evaluated.values()))
+        waiting = 0 if gates is None else len(gates.by_time)
+        waiting += 0 if gates is None else sum(len(made.closed) for made in list(gates.evaluated.values()))
         return waiting // LOOKED_AT
 
 

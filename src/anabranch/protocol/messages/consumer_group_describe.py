@@ -57,7 +57,7 @@ class WaitedOnPartition:
 
     partition: int = int32()
     member_id: str = string()
-    """Its owner; empty without one."""
+    """The member that holds up the others: its owner, or a sharer that is furthest back; empty without one."""
     position: int = int64()
     """What counts as read."""
     offset: int = int64()
@@ -68,14 +68,16 @@ class WaitedOnPartition:
 
 @struct()
 class WaitingPartition:
-    """Ours: a partition that is withheld until the group has read others."""
+    """Ours: a partition whose next record waits until the group has read others."""
 
     topic_id: UUID = uuid()
     topic_name: str = string()
     partition: int = int32()
     waits_ms: int = int64()
-    """The time since which it waits, as the coordinator knows."""
+    """For how long it has waited, as far as the coordinator knows."""
     waits_on: Sequence[WaitedOnPartition] = array(WaitedOnPartition)
+    opened_by_time: bool = boolean(tag=10000)
+    """It waits no longer: its gate has opened by time, although records are left in `waits_on`."""
 
 
 @struct()

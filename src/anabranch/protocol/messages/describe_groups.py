@@ -1,5 +1,6 @@
 """DescribeGroups (API 15). v1 adds `throttle_time_ms`; v3 adds `include_authorized_operations`,
-`authorized_operations`; v4 adds `group_instance_id`; v5 is flexible; v6 adds `error_message`.
+`authorized_operations`; v4 adds `group_instance_id`; v5 is flexible; v6 adds `error_message`. Ours, from v5 on: the
+partitions that wait at gates.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anabranch.codec import Blob, array, boolean, bytes_, int16, int32, message, string, struct
+from anabranch.protocol.messages.consumer_group_describe import WaitingPartition
 
 
 @message(api_key=15, versions="0-6", flexible="5+")
@@ -41,6 +43,9 @@ class DescribedGroup:
     protocol_data: str = string()
     members: Sequence[DescribedGroupMember] = array(DescribedGroupMember)
     authorized_operations: int = int32(since=3, default=-2147483648)
+    waiting_partitions: Sequence[WaitingPartition] = array(WaitingPartition, tag=10000)
+    waiting_partitions_omitted: int = int32(tag=10001)
+    """How many more partitions wait than are listed."""
 
 
 @message(api_key=15, versions="0-6", flexible="5+")

@@ -96,8 +96,8 @@ def handle_describe_groups(
 ) -> DescribeGroupsResponse | Large | Awaitable[DescribeGroupsResponse | Large]:
     """Describe groups of the classic protocol; early versions describe an unknown group as dead."""
 
-    def view_one(groups: Any, group_id: str) -> ClassicView:
-        found: ClassicView = groups.view_group(group_id)
+    def view_one(groups: Any, group_id: str, now_ms: int) -> ClassicView:
+        found: ClassicView = groups.view_group(group_id, now_ms)
         if call.api_version < NOT_FOUND_SINCE and found.group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
             return _Refused(DescribedGroup(group_id=group_id, group_state=DEAD))
         return found
@@ -106,11 +106,11 @@ def handle_describe_groups(
         return _read(
             broker,
             group_id,
-            lambda groups, now_ms: view_one(groups, group_id),
+            lambda groups, now_ms: view_one(groups, group_id, now_ms),
             lambda code, message: _Refused(
                 DescribedGroup(error_code=code, error_message=message, group_id=group_id, group_state=DEAD)
             ),
-            lambda groups: groups.weight_of_offsets(group_id),
+            lambda groups: groups.weight_of_view(group_id) + groups.weight_of_offsets(group_id),
         )
 
     def respond(views: list[ClassicView]) -> DescribeGroupsResponse | Large:

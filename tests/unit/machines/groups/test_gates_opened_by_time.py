@@ -1,19 +1,25 @@
-"""Gates that open by time: each opening is told once, in the look that finds it."""
+"""Gates that open by time: each opening is told once, in the look that opens it, and is described while it lasts."""
 
 from __future__ import annotations
 
 import pytest
 
+from anabranch.machines.groups.coordinator import Coordinator
 from anabranch.machines.groups.gate_effects import GateOpenedByTime
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.lineage import Lineage
+from anabranch.protocol.messages.consumer_group_describe import WaitingPartition
+from tests.support.groups import GROUP
+from tests.unit.machines.groups.test_gates_of_sharers import beat, shared_world
 from tests.unit.machines.groups.test_positions_asked import (
     FOO,
     TIMEOUT_MS,
     Asking,
     classic_group,
     flat,
+    grown,
     settle,
+    two_members,
 )
 
 STEP_MS = 10_000
@@ -22,7 +28,7 @@ GATE, LEFT = 10, 5
 
 
 def shrunk(*counts: int) -> Image:
-    """Topic foo with two partitions at its creation, and one afterwards."""
+    """Topic foo with two partitions, and then with one."""
     lineage = Lineage.of_ends(1, counts, [{0: GATE, 1: LEFT}]) if len(counts) > 1 else Lineage.flat(2)
     ends = {0: GATE + 5 * (len(counts) - 1), 1: LEFT}
     topic = TopicImage(FOO, "foo", range(counts[-1]), range(counts[-1], 2), lineage, log_end=ends.__getitem__)
@@ -163,3 +169,116 @@ def test_a_gate_that_waits_on_two_partitions_has_opened_by_time_if_one_of_them_h
     else:
         passes(30)
         assert opened(world) == [(0, 1, LEFT)]
+
+
+# -- described -----------------------------------------------------------------------------------------------------
+
+
+def described(world: Asking) -> list[tuple[int, int, bool, list[tuple[int, str, int, int]]]]:
+    """Of each waiting partition for how long it has waited, whether it is open by time, and what it waits on."""
+    view = world.coordinator.describe_consumer_group(GROUP, world.now_ms)
+    return [shown(it) for it in view.waiting_partitions]
+
+
+def shown(it: WaitingPartition) -> tuple[int, int, bool, list[tuple[int, str, int, int]]]:
+    waits = [(on.partition, on.member_id, on.position, on.offset) for on in it.waits_on]
+    return it.partition, it.waits_ms, it.opened_by_time, waits
+
+
+def test_a_member_of_ours_that_stops_at_the_gate_of_its_own_partition_is_described() -> None:
+    world = Asking(shrunk(2))
+    epochs = two_at_a_shrink(world)
+    assert not described(world), "a stock consumer stops at no gate within a partition"
+    began_ms = world.now_ms
+    world.ask("A", epochs["A"], needs=[(1, -1)], wait_ms=0)
+    world.advance(1_500)
+    assert described(world) == [(0, world.now_ms - began_ms, False, [(1, "B", 0, LEFT)])]
+    asks_until_overdue(world, epochs)
+    ((partition, waited_ms, by_time, waits),) = described(world)
+    assert (partition, by_time, waits) == (0, True, [(1, "B", 0, LEFT)])
+    assert TIMEOUT_MS <= waited_ms <= TIMEOUT_MS + STEP_MS
+    world.advance(STEP_MS)
+    assert described(world)[0][1] == waited_ms, "it waits no longer"
+    world.commit("A", epochs["A"], 0, GATE + 1)
+    assert described(world), "records are left where it waited"
+    world.commit("B", epochs["B"], 1, LEFT)
+    assert not described(world)
+
+
+def test_a_gate_that_closes_again_waits_from_then_on() -> None:
+    world = Asking(shrunk(2))
+    epochs = two_at_a_shrink(world)
+    asks_until_overdue(world, epochs)
+    world.commit("B", epochs["B"], 1, 2)
+    world.advance(2_000)
+    assert described(world) == [(0, 2_000, False, [(1, "B", 2, LEFT)])]
+
+
+def test_a_partition_that_was_handed_out_by_time_is_described_while_records_are_left() -> None:
+    world = Asking(flat())
+    a, b = two_members(world)
+    world.commit("A", a, 0, 3)
+    for _ in range(TIMEOUT_MS // STEP_MS + 2):
+        world.advance(STEP_MS)
+        world.beat("A", a)
+        world.beat("B", b)
+    assert world.named(world.group.members["B"].assigned) == "foo-1"
+    ((partition, _, by_time, waits),) = described(world)
+    assert (partition, by_time, waits) == (1, True, [(0, "A", 3, 5)])
+    world.commit("A", a, 0, 5)
+    assert not described(world)
+
+
+def of_classic(coordinator: Coordinator, now_ms: int) -> list[tuple[int, int, bool, list[tuple[int, str, int, int]]]]:
+    return [shown(it) for it in coordinator.view_group(GROUP, now_ms).described().waiting_partitions]
+
+
+def test_a_classic_member_of_ours_that_waits_is_described() -> None:
+    world = Asking(flat())
+    member, generation = classic_group(world, owned="foo-0 foo-1")
+    assert not of_classic(world.coordinator, world.now_ms), "nothing is known of a stock consumer's gates"
+    world.commit(member, generation, 0, 3)
+    world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+    world.advance(1_000)
+    assert of_classic(world.coordinator, world.now_ms) == [(1, 1_000, False, [(0, member, 3, 5)])]
+    for _ in range(TIMEOUT_MS // STEP_MS + 2):
+        world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+        world.advance(STEP_MS)
+        world.beat_classic(member, generation)
+    ((partition, _, by_time, waits),) = of_classic(world.coordinator, world.now_ms)
+    assert (partition, by_time, waits) == (1, True, [(0, member, 3, 5)])
+    world.commit(member, generation, 0, 5)
+    assert not of_classic(world.coordinator, world.now_ms)
+
+
+def test_of_a_shared_partition_the_sharer_is_named_that_holds_up() -> None:
+    """Partition 0 has two sharers, of which the one with the first keys has committed them."""
+    world = shared_world("A", "B", "C")
+    beat(world)
+    (shared,) = world.owners().values()
+    first, last = sorted(shared, key=lambda name: shared[name])
+    world.members[first].commit(90)
+    beat(world)
+    view = world.coordinator.describe_consumer_group(GROUP, world.now_ms)
+    assert [on.member_id for it in view.waiting_partitions for on in it.waits_on] == [last]
+
+
+def test_a_group_of_the_other_protocol_is_refused_without_waiting_partitions() -> None:
+    world = Asking(grown())
+    two_members(world)
+    assert world.coordinator.describe_consumer_group(GROUP, world.now_ms).waiting_partitions
+    view = world.coordinator.view_group(GROUP, world.now_ms).described()
+    assert view.error_code and not view.waiting_partitions
+
+
+def test_a_gate_that_has_opened_by_time_is_not_described_when_the_leader_says_that_nothing_is_left() -> None:
+    """The last records of partition 1 are of a transaction that is aborted only then: no position has moved."""
+    world = Asking(shrunk(2))
+    epochs = two_at_a_shrink(world)
+    world.commit("B", epochs["B"], 1, 2)
+    asks_until_overdue(world, epochs)
+    assert [waits for _, _, _, waits in described(world)] == [[(1, "B", 2, LEFT)]]
+    world.next_records["foo", 1] = lambda offset: max(offset, LEFT)
+    world.advance(STEP_MS)
+    assert not described(world)
+    assert opened(world) == [(0, 1, LEFT - 2)]

@@ -47,7 +47,7 @@ class Groups:
         return self
 
     def read(self, read: Callable[[Any, int], Any], weigh: Callable[[Any], int] | None = None) -> Any:
-        machine = SimpleNamespace(view_group=lambda group_id: ClassicGroupView(DescribedGroup(group_id=group_id)))
+        machine = SimpleNamespace(view_group=lambda group_id, _: ClassicGroupView(DescribedGroup(group_id=group_id)))
         found: ClassicGroupView = read(machine, 0)
         if found.group.group_id != "waits":
             return found
@@ -95,7 +95,7 @@ class Sized:
         members = [Member(f"{number:06d}") for number in reversed(range(int(group_id)))]
         return ConsumerGroupView(DescribedConsumerGroup(group_id=group_id), members, image=Image())
 
-    def view_classic(self, group_id: str) -> ClassicGroupView:
+    def view_classic(self, group_id: str, now_ms: int) -> ClassicGroupView:
         self.looked.append(self.turns)
         members = [ClassicMember(f"{number}", None, "", "", 0, 0, ()) for number in range(int(group_id))]
         return ClassicGroupView(DescribedGroup(group_id=group_id), members)
