@@ -34,6 +34,11 @@ from anabranch.spark.plan import Offsets, TopicOffsets, TopicSnapshot, missing_o
 
 METADATA_AGE_MAX_S = 1.0
 """Maximum age of metadata in seconds; older metadata is refreshed even if no epoch has changed."""
+SLOW_RETRIES_S = 60.0
+"""How long brokers that are slow to fail are asked again, unless the options allow longer (`default.api.timeout.ms`).
+
+Whoever drops packets is only given up after the time limit of a connection, a hundred times as late as who refuses.
+"""
 NO_OFFSETS: Offsets = {}
 
 R = TypeVar("R")
@@ -161,17 +166,25 @@ class SnapshotReader:
 
     async def _refresh_with_retries(self) -> None:
         """Refresh; a query that has begun survives a restart of its brokers, one that begins fails at once."""
-        left = self._options.snapshot_retries if self._began else 0
+        is_over, failures = self._limit(), 0
         while True:
             try:
-                await self._refresh()
+                return await self._refresh()
             except ConnectionError:
-                if not left:
+                failures += 1
+                if not self._began or is_over(failures):
                     raise
-            else:
-                return
-            left -= 1
             await asyncio.sleep(self._options.snapshot_retry_interval_ms / 1000)
+
+    def _limit(self) -> Callable[[int], bool]:
+        """Return a function that tells after how many failures from now on no retry is left, or no time."""
+        options = self._options
+        retries, allowed_s = (
+            options.snapshot_retries,
+            options.snapshot_retries * options.snapshot_retry_interval_ms / 1000,
+        )
+        deadline = self._clock() + max(allowed_s, SLOW_RETRIES_S)
+        return lambda failures: failures > retries or self._clock() > deadline
 
     async def _refresh(self) -> None:
         """Refresh the set of topics, and drop the views of topics that have changed."""
@@ -246,7 +259,7 @@ class SnapshotReader:
         A topic that is expected to exist is asked for again where a broker does not know it, until each known broker
         has said so.
         """
-        options, turns = self._options, Turns()
+        is_over, turns = self._limit(), Turns()
         errors: list[tuple[int, ApiError | ConnectionError]] = []
         while True:
             try:
@@ -259,10 +272,10 @@ class SnapshotReader:
                 if not _may_pass(error, is_expected=is_expected):
                     raise
                 errors.append((_weight(error, is_heard=turns.is_heard), error))
-                if len(errors) > options.snapshot_retries and turns.all_asked(self._cluster.node_ids):
+                if is_over(len(errors)) and turns.all_asked(self._cluster.node_ids):
                     recent = errors[-1 - len(self._cluster.node_ids) :]
                     raise max(reversed(recent), key=lambda each: each[0])[1] from None
-            await asyncio.sleep(options.snapshot_retry_interval_ms / 1000)
+            await asyncio.sleep(self._options.snapshot_retry_interval_ms / 1000)
 
     async def _view(self, name: str, turns: Turns) -> TopicView:
         """Ask the broker that has its turn for a topic; it may know a leader that cannot be reached."""

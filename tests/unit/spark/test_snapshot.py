@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.client.cluster.connection import ConnectionSettings
+from anabranch.client.cluster.connection import Connection, ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster
 from anabranch.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
@@ -20,7 +20,7 @@ from anabranch.protocol.messages.list_offsets import (
 from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.spark.options import EARLIEST, OptionError, parse
 from anabranch.spark.plan import TopicOffsets, missing_of, offsets_from_json
-from anabranch.spark.snapshot import SnapshotReader
+from anabranch.spark.snapshot import SLOW_RETRIES_S, SnapshotReader
 from anabranch.spark.source import StreamReader, full_schema
 from tests.support.scripted_broker import ScriptedBroker, together, topic_id
 
@@ -198,6 +198,32 @@ def test_a_topic_of_which_the_leader_cannot_be_reached_does_not_count_as_deleted
         reader._cluster, reader._began = Cluster("broker2:9092", ConnectionSettings(connect=connect)), True
         with pytest.raises(ConnectionError, match="no connection to broker1"):
             reader.read(KNOWN)
+
+
+def test_brokers_that_are_slow_to_fail_are_not_asked_a_hundred_times() -> None:
+    """A leader to which packets are dropped: each try takes the time limit of a connection, which is 10 s."""
+    one, leader = brokers(4), ScriptedBroker()
+    connect, leader.reachable = together(leader, one), False
+    now = [0.0]
+
+    async def slow_to_fail(make: Callable[[], Connection], host: str, port: int, /) -> Connection:
+        try:
+            return await connect(make, host, port)
+        except ConnectionError:
+            now[0] += 10
+            raise
+
+    with reading(one, **{"fetchOffset.numRetries": "100"}) as reader:
+        cluster = Cluster("broker2:9092", ConnectionSettings(connect=slow_to_fail))
+        reader._cluster, reader._began, reader._clock = cluster, True, lambda: now[0]
+        with pytest.raises(ConnectionError, match="no connection to broker1"):
+            reader.read(KNOWN)
+        assert SLOW_RETRIES_S < now[0] < SLOW_RETRIES_S + 60
+        reader._cluster = Cluster("broker1:9092", ConnectionSettings(connect=slow_to_fail))
+        began, reader._asked_at = now[0], float("-inf")
+        with pytest.raises(ConnectionError):
+            reader.read(KNOWN)
+        assert SLOW_RETRIES_S < now[0] - began < SLOW_RETRIES_S + 60
 
 
 @pytest.mark.parametrize(

@@ -53,10 +53,11 @@ A broker may have heard of either late: each that is known has to say so. At the
 last answer counts.
 """
 
-DENIALS = frozenset(
-    {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.NOT_LEADER_OR_FOLLOWER}
-)
-"""How a broker refuses a partition that it was named the leader of, and is not."""
+DENIALS = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+"""How a broker refuses a partition that it was named the leader of, and does not know.
+
+With NOT_LEADER_OR_FOLLOWER it says that it knows the partition, and that another broker leads it.
+"""
 
 _LENGTH_AT, _LENGTH_END = 8, 12
 

@@ -176,13 +176,23 @@ def test_a_partition_that_a_broker_knows_meanwhile_is_not_removed_yet(monkeypatc
     assert list(offsets(unheard, Range("t", 0, 0, 2))) == [] and unheard.gone == [REMOVED]
 
 
-def test_a_leader_that_denies_a_partition_does_not_say_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was named by a broker that has not heard of the removal."""
+@pytest.mark.parametrize(
+    ("code", "is_gone"),
+    [
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, True),
+        (ErrorCode.UNKNOWN_TOPIC_ID, True),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False),
+    ],
+)
+def test_a_leader_that_does_not_know_a_partition_does_not_say_that_it_is_there(
+    code: ErrorCode, is_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was named by a broker that has not heard of the removal; one that has lost the leadership knows it."""
     monkeypatch.setattr(range_reader, "RETRY_INTERVAL_S", 0)
     half = [REMOVED] * (range_reader.GONE_ATTEMPTS // 2)
-    denied = ApiError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "t-0 is not here")
-    reader = Scripted(*half, denied, *half)
-    assert list(offsets(reader, Range("t", 0, 0, 2))) == [] and reader.gone == [REMOVED]
+    reader = Scripted(*half, ApiError(code, "t-0 is not here"), *half)
+    read = list(offsets(reader, Range("t", 0, 0, 2)))
+    assert (read, reader.gone) == (([], [REMOVED]) if is_gone else ([(0, 0), (0, 1)], []))
 
 
 def test_other_brokers_are_asked_for_a_partition_that_one_does_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
