@@ -13,7 +13,9 @@ from anabranch.machines.groups import classic
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
+from anabranch.protocol.messages.offset_commit import OffsetCommitRequest
 from anabranch.protocol.messages.offset_fetch import OffsetFetchRequestGroup
+from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 
 Group = ConsumerGroup | ClassicGroup
 
@@ -54,6 +56,18 @@ def commit_error(
     if member.described.classic is not None:
         return ErrorCode.ILLEGAL_GENERATION
     return ErrorCode.STALE_MEMBER_EPOCH if version >= STALE_EPOCH_SINCE else ErrorCode.UNSUPPORTED_VERSION
+
+
+def request_error(
+    group: Group | None, request: OffsetCommitRequest | TxnOffsetCommitRequest, version: int = STALE_EPOCH_SINCE
+) -> ErrorCode:
+    """The error for all of a commit; NONE if it is accepted. `version`: of OffsetCommit; it only changes the error."""
+    if isinstance(request, TxnOffsetCommitRequest):
+        epoch, transactional = request.generation_id, True
+    else:
+        epoch, transactional = request.generation_id_or_member_epoch, False
+    group_id, member_id, instance_id = request.group_id, request.member_id, request.group_instance_id
+    return commit_error(group, group_id, member_id, instance_id, epoch, version, transactional=transactional)
 
 
 def read_of_deleted_topics(group: Group | None, member_id: str, topic: TopicImage | None, image: Image) -> Set[int]:

@@ -17,7 +17,7 @@ from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.base.limits import FRONTIER_STEPS_MAX
 from anabranch.machines.groups import classic, ranged_commits
 from anabranch.machines.groups.classic import ClassicGroup
-from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error, read_of_deleted_topics
+from anabranch.machines.groups.committers import read_of_deleted_topics, request_error
 from anabranch.machines.groups.consumer.group import ConsumerGroup
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.individual import Range, WrongRangesError
@@ -111,14 +111,7 @@ class Offsets:
         self, group: Group | None, request: OffsetCommitRequest, version: int, now_ms: int
     ) -> Outcome[OffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress durable."""
-        error = commit_error(
-            group,
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id_or_member_epoch,
-            version,
-        )
+        error = request_error(group, request, version)
         self.room.begin(self.positions.id_size(request.group_id))
         by_id = version >= TOPIC_IDS_SINCE
         missing = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -165,7 +158,7 @@ class Offsets:
     ) -> Outcome[TxnOffsetCommitResponse, CoordinatorRecord]:
         """Make a group's progress part of a producer's transaction."""
         self.room.begin(self.positions.id_size(request.group_id, request.producer_id))
-        error = self._transaction_error(group, request)
+        error = request_error(group, request)
         later = not error and self._is_beside_another(request)
         draft: Draft[CoordinatorRecord] = Draft()
         by_member = request.generation_id != NO_MEMBER
@@ -220,17 +213,6 @@ class Offsets:
                 if waits:
                     return True
         return False
-
-    def _transaction_error(self, group: Group | None, request: TxnOffsetCommitRequest) -> ErrorCode:
-        return commit_error(
-            group,
-            request.group_id,
-            request.member_id,
-            request.group_instance_id,
-            request.generation_id,
-            STALE_EPOCH_SINCE,
-            transactional=True,
-        )
 
     def _commit(
         self,
@@ -314,7 +296,7 @@ class Offsets:
         written that would overtake what an open transaction has committed.
         """
         records: list[CoordinatorRecord] = []
-        if self._transaction_error(group, request) or not self.settings.individual_commits:
+        if request_error(group, request) or not self.settings.individual_commits:
             return records
         by_member = request.generation_id != NO_MEMBER
         for topic in request.topics:
@@ -342,7 +324,7 @@ class Offsets:
         """Whether a commit in a transaction waits as it leaves a gap below its ranges; a refused one never does."""
         if not (self.settings.gaps_are_waited_for and self.settings.individual_commits):
             return False
-        if self._transaction_error(group, request):
+        if request_error(group, request):
             return False
         for topic in request.topics:
             known = self.image.by_name.get(topic.name)

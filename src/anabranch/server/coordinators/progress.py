@@ -23,6 +23,7 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
+from anabranch.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from anabranch.server.coordinators.groups import Groups
 
 if TYPE_CHECKING:  # They are loaded with the first log.
@@ -104,7 +105,7 @@ class Memberships:
         """The machines that were asked: one that was loaded later may know less."""
         self._numbers = itertools.count(1)
 
-    def check_member(self, group_id: str, member_id: str, epoch: int, instance_id: str | None = None) -> None:
+    def check_member(self, group_id: str, member_id: str, epoch: int) -> None:
         """ApiError with a sentence unless this is a member of the group, at its epoch."""
         from anabranch.machines.groups.committers import STALE_EPOCH_SINCE, commit_error
 
@@ -114,7 +115,7 @@ class Memberships:
                 "Slices are claimed by members of a group: the fetch names no group, no member, or no epoch.",
             )
         group = self._machine(group_id).groups.get(group_id)
-        error = commit_error(group, group_id, member_id, instance_id, epoch, STALE_EPOCH_SINCE)
+        error = commit_error(group, group_id, member_id, None, epoch, STALE_EPOCH_SINCE)
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.GROUP_ID_NOT_FOUND):
             text = (
                 f"{member_id} is no member of group {group_id}, or is none any more: join, and begin another session."
@@ -123,6 +124,12 @@ class Memberships:
         if error is not ErrorCode.NONE:
             text = f"Epoch {epoch} of member {member_id} in group {group_id} is not its present one: send a heartbeat."
             raise ApiError(error, text)
+
+    def commit_error(self, request: OffsetCommitRequest | TxnOffsetCommitRequest) -> ErrorCode:
+        """The error with which the coordinator refuses all of a commit; NONE if it accepts it."""
+        from anabranch.machines.groups.committers import request_error
+
+        return request_error(self._machine(request.group_id).groups.get(request.group_id), request)
 
     def undisturbed(self, group_id: str) -> AbstractAsyncContextManager[None]:
         """For a block that asks about a group, and awaits nothing: what is decided of it in a thread is done before."""

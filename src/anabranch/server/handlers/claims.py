@@ -503,7 +503,7 @@ def _held_by_others(
 ) -> dict[tuple[int, int], str]:
     """The partitions of a commit, by their places in the request, that must not count, with the reason.
 
-    Nothing is refused to a request whose member the coordinator refuses anyhow, or while it is not there.
+    Nothing is refused here of a request that the coordinator refuses as a whole, or while it is not there.
     """
     if not len(broker.slices):
         return {}
@@ -538,13 +538,6 @@ def _held_by_others(
                     f"Offsets {held.start} to {held.end} are with member {holder}, which fetches them without keys: "
                     "this commit does not count."
                 )
-    if isinstance(request, OffsetCommitRequest):
-        epoch, is_by_member = request.generation_id_or_member_epoch, True
-    else:  # A transaction may commit for a group without being its member.
-        epoch, is_by_member = request.generation_id, bool(request.member_id) or request.generation_id >= 0
-    if found and is_by_member:
-        try:
-            broker.memberships.check_member(request.group_id, request.member_id, epoch, request.group_instance_id)
-        except ApiError:  # The coordinator refuses all of it, for that reason.
-            return {}
+    if found and broker.memberships.commit_error(request) is not ErrorCode.NONE:
+        return {}  # The coordinator refuses all of it, for that reason.
     return found

@@ -11,6 +11,10 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.limits import STRING_SIZE_MAX
+from anabranch.machines.groups.classic import ClassicGroup, ClassicState
+from anabranch.machines.groups.classic.group import ClassicMember
+from anabranch.machines.groups.committers import Group, request_error
+from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.protocol.messages.fetch import FetchRequest
 from anabranch.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -20,6 +24,12 @@ from anabranch.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
+from anabranch.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from anabranch.server.coordinators.progress import Memberships
 from anabranch.server.handlers import claims
 from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.offsets import handle_offset_commit
@@ -91,7 +101,7 @@ def holding(held: Callable[[], Any], **more: Any) -> Any:
     return SimpleNamespace(
         slices=Books(),
         replicas=SimpleNamespace(get=lambda name, number: SimpleNamespace(name="t" * 249)),
-        memberships=SimpleNamespace(check_member=lambda *given: None),
+        memberships=SimpleNamespace(commit_error=lambda request: ErrorCode.NONE),
         **more,
     )
 
@@ -151,3 +161,60 @@ def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_i
     assert [it.error_code for it in answers] == [ErrorCode.INVALID_RECORD_STATE] * count
     assert max(len(it.error_message or "") for it in answers) < 250
     assert answers[0].error_message is not None and "Offsets 0 to 9 are with member mmm" in answers[0].error_message
+
+
+def classic(state: ClassicState) -> ClassicGroup:
+    members = {it: ClassicMember(it, None, "c", "h", 1000, 1000, (("range", b""),)) for it in ("m", "other")}
+    return ClassicGroup("g", state=state, generation=7, members=members)
+
+
+def left_for_a_while() -> ConsumerGroup:
+    """A group whose static member has the epoch of one that comes back."""
+    members = {"m": Member("m", epoch=-2), "other": Member("other", epoch=7)}
+    return ConsumerGroup("g", epoch=7, members=members, static_members={"i": "m"})
+
+
+GROUPS: dict[str, Callable[[], Group]] = {
+    "stable": lambda: classic(ClassicState.STABLE),
+    "completing": lambda: classic(ClassicState.COMPLETING_REBALANCE),
+    "consumer": left_for_a_while,
+}
+
+
+@pytest.mark.parametrize("epoch", [-2, -1, 6, 7])
+@pytest.mark.parametrize("member_id", ["m", "", "unknown"])
+@pytest.mark.parametrize("transactional", [False, True])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_commit_of_what_another_member_holds_is_left_to_the_coordinator_only_where_that_refuses_all_of_it(
+    kind: str, transactional: bool, member_id: str, epoch: int
+) -> None:
+    """In a transaction, a classic group accepts commits during its rebalance, in which plain ones are refused."""
+    group = GROUPS[kind]()
+    request: OffsetCommitRequest | TxnOffsetCommitRequest
+    if transactional:
+        part = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=10, committed_metadata="")
+        topic = TxnOffsetCommitRequestTopic(name="t", partitions=[part])
+        request = TxnOffsetCommitRequest(
+            transactional_id="x",
+            group_id="g",
+            producer_id=1,
+            producer_epoch=0,
+            generation_id=epoch,
+            member_id=member_id,
+            topics=[topic],
+        )
+    else:
+        plain = OffsetCommitRequestPartition(partition_index=0, committed_offset=10)
+        request = OffsetCommitRequest(
+            group_id="g",
+            generation_id_or_member_epoch=epoch,
+            member_id=member_id,
+            topics=[OffsetCommitRequestTopic(name="t", partitions=[plain])],
+        )
+    broker = holding(lambda: SimpleNamespace(start=0, end=9, member_id="other"))
+    machine = SimpleNamespace(groups={"g": group})
+    broker.memberships = Memberships(cast(Any, SimpleNamespace(shard_of=lambda _: SimpleNamespace(machine=machine))))
+    unheld = Unheld(broker, cast(Any, request), lambda *given: None)
+    unheld.look()
+    is_accepted = request_error(group, request) is ErrorCode.NONE
+    assert bool(unheld.rest.topics[0].partitions) is not is_accepted
