@@ -107,7 +107,7 @@ class Shard(Generic[MachineT, RecordT]):
         self._warnings = EventLimit(WARNING_INTERVAL_S)
         self._loading: asyncio.Task[None] | None = None
         self._catching_up: asyncio.Task[None] | None = None
-        self._turns = Turns(str(partition.name))
+        self._turns = Turns(str(partition.name), clock)
         self._room = room or asyncio.Semaphore(APART_MAX)
 
     # -- asking ------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,24 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.outcome import Outcome, SetTimer
+from anabranch.runtime.clock import Clock
 from anabranch.server.coordinators.record_codec import RecordCodec
 from anabranch.server.coordinators.replay import Held, Replay
 from anabranch.server.coordinators.shard import ON_LOOP_MAX
+from anabranch.server.coordinators.turns import STRETCH_MS, Turns
 from tests.unit.server.coordinators.test_shard import Pair, Toy, World, decode, encode, play, refused_with, until
 
 HEAVY = ON_LOOP_MAX + 1
 LONG_S = 30.0
+
+
+class Spent(Clock):
+    """The time that work says it has taken."""
+
+    spent_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.spent_ms
 
 
 class Apart:
@@ -425,3 +437,59 @@ def test_what_open_transactions_hold_is_gathered_in_a_thread_when_the_log_is_rea
         assert threads and threading.main_thread() not in threads
 
     play(World(tmp_path), story)
+
+
+def test_a_line_empties_although_more_comes_than_the_loop_has_iterations() -> None:
+    """One piece of work in each iteration, beside others' work: the line of 600 small requests a second only grew."""
+
+    async def story() -> None:
+        turns, may_end = Turns("a shard", Spent()), asyncio.Event()
+        iterations, lengths, running = 0, [], True
+
+        async def small() -> None:
+            pass
+
+        def others() -> None:
+            nonlocal iterations
+            iterations += 1
+            for _ in range(2):
+                if turns.busy:
+                    turns.take(small)
+            lengths.append(len(turns))
+            if running and turns.busy:
+                asyncio.get_running_loop().call_soon(others)
+
+        turns.take(may_end.wait)
+        asyncio.get_running_loop().call_soon(others)
+        while iterations < 100:
+            await asyncio.sleep(0)
+        may_end.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running = False
+        assert not turns.busy, lengths[-20:]
+
+    asyncio.run(story())
+
+
+def test_a_line_of_much_work_lets_others_have_their_turn() -> None:
+    async def story() -> None:
+        clock = Spent()
+        turns = Turns("a shard", clock)
+        done: list[int] = []
+
+        async def piece(number: int) -> None:
+            done.append(number)
+            clock.spent_ms += 1
+
+        for number in range(20):
+            turns.take(lambda number=number: piece(number))  # type: ignore[misc]
+        seen = []
+        while turns.busy:
+            await asyncio.sleep(0)
+            seen.append(len(done))
+        assert done == list(range(20))
+        steps = [after - before for before, after in pairwise([0, *seen])]
+        assert max(steps) <= STRETCH_MS, "ms of one step"
+
+    asyncio.run(story())

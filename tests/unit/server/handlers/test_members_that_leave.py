@@ -13,6 +13,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
 )
+from anabranch.runtime.clock import Clock
 from anabranch.server.context import ANONYMOUS, BrokerContext, RequestContext
 from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers.groups import handle_consumer_group_heartbeat
@@ -56,7 +57,7 @@ class Groups:
 @pytest.mark.parametrize("hangs_up", [False, True])
 def test_what_a_member_held_is_said_to_be_free_when_it_has_left(in_line: bool, hangs_up: bool) -> None:
     async def story() -> None:
-        groups = Groups(Turns("a shard") if in_line else None)
+        groups = Groups(Turns("a shard", Clock()) if in_line else None)
         freed: list[bool] = []
         slices = SimpleNamespace(waits=SimpleNamespace(freed=lambda group_id: freed.append(groups.left)))
         broker: Any = SimpleNamespace(

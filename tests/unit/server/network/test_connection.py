@@ -22,6 +22,7 @@ from anabranch.protocol.messages.consumer_group_heartbeat import (
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from anabranch.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from anabranch.protocol.messages.list_groups import ListGroupsRequest
+from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
@@ -522,7 +523,7 @@ def test_a_large_request_in_a_coordinator_s_line_counts_until_its_turn_is_over(a
     may_end, handled = asyncio.Event(), []
 
     async def story() -> None:
-        turns = Turns("a shard")
+        turns = Turns("a shard", Clock())
 
         async def decided() -> Any:
             await may_end.wait()
