@@ -30,10 +30,10 @@ from anabranch.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopics,
 )
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
-from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import Parts, gather_in_steps, work_of_name
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
+from anabranch.server.handlers.unheld import Unheld
 
 SEVERAL_GROUPS_SINCE = 8
 GROUP_ERROR_SINCE = 2

@@ -52,10 +52,10 @@ from anabranch.protocol.messages.write_txn_markers import (
 from anabranch.runtime.events import EventLogger
 from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext, large_or_not
 from anabranch.server.coordinators.transactions import TransactionFilter
-from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.groups import caller_of, submit
 from anabranch.server.handlers.in_parts import gather_in_steps, split
 from anabranch.server.handlers.in_ranges import in_ranges, ranges_of
+from anabranch.server.handlers.unheld import Unheld
 
 if TYPE_CHECKING:
     from anabranch.machines.transactions.coordinator import Coordinator

@@ -31,8 +31,8 @@ from anabranch.protocol.messages.txn_offset_commit import (
 )
 from anabranch.server.coordinators.progress import Memberships
 from anabranch.server.handlers import claims
-from anabranch.server.handlers.claims import Unheld
 from anabranch.server.handlers.offsets import handle_offset_commit
+from anabranch.server.handlers.unheld import Unheld
 from anabranch.server.partitions.slice_waits import SliceWaits
 
 LONG_S = 3_600.0
