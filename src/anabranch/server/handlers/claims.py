@@ -7,7 +7,9 @@ that were found end. Where no partition has a slice, the fetch waits for records
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -39,6 +41,8 @@ AT_A_TIME = 50
 """Partitions that are claimed, or read, before other work has its turn: 3 ms."""
 WORK_AT_A_TIME = 500
 """Slices that claims free or pass over before other work has its turn: 2 ms."""
+CLAIMING_S = 1.0
+"""A fetch looks for further slices for so long at least, though the time that it may wait is over."""
 LOOKS_MAX = 2_000
 """Steps that one claim takes to find a slice, each a turn of the loop."""
 RECHECK_S = 0.25
@@ -57,9 +61,28 @@ def has_claims(request: FetchRequest) -> bool:
     return any(part.claim is not None for part in islice(parts, CLAIMS_MAX + 1))
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A partition of a fetch that is to be claimed of."""
+
+    at: tuple[int, int]
+    """Its place in the request."""
+    topic: FetchTopic
+    part: FetchPartition
+    looks: int = 0
+    has_begun: bool = False
+    """Whether the group was made to begin, if it had committed nothing."""
+
+    @property
+    def ends(self) -> bool:
+        """Whether the member ends its session here, in place of a claim."""
+        return self.part.claim is not None and self.part.claim.sequence == END_SESSION
+
+
 class _Claimed(NamedTuple):
     """A reserved slice, to be read."""
 
+    asked: _Asked
     partition: Partition
     slices: Slices
     found: Slice
@@ -115,7 +138,7 @@ async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchR
     waited_for: tuple[Partition, ...] = ()
     while True:
         began = broker.slices.waits.changes
-        attempt = _Attempt(broker, request)
+        attempt = _Attempt(broker, request, deadline)
         await attempt.make(waited_for)
         left_s = deadline - loop.time()
         if attempt.urgent or left_s <= 0 or broker.fetches.stopping:
@@ -135,8 +158,10 @@ async def _handle_claims(broker: BrokerContext, request: FetchRequest) -> FetchR
 class _Attempt:
     """One look at all partitions of a fetch."""
 
-    def __init__(self, broker: BrokerContext, request: FetchRequest) -> None:
+    def __init__(self, broker: BrokerContext, request: FetchRequest, deadline: float) -> None:
+        """`deadline`: when to answer, as the time of the loop."""
         self._broker = broker
+        self._deadline = deadline
         self._request = request
         self._committed = request.isolation_level == READ_COMMITTED
         self._answers: dict[tuple[int, int], PartitionData] = {}
@@ -147,7 +172,7 @@ class _Attempt:
         self.urgent = False
         """Whether to answer now."""
         self._work = 0
-        """What claims have freed or passed over since other work had its turn."""
+        """What the claims of this stretch have freed or passed over."""
 
     @property
     def answers(self) -> int:
@@ -167,19 +192,7 @@ class _Attempt:
         claimed: dict[tuple[int, int], _Claimed] = {}
         try:
             try:
-                for count, (at, topic, part) in enumerate(self._parts(), 1):
-                    if count % AT_A_TIME == 0 or self._work >= WORK_AT_A_TIME:
-                        self._work = 0
-                        await asyncio.sleep(0)
-                    try:
-                        found = await self._claim_in_steps(topic, part)
-                    except ApiError as error:
-                        self._refuse(at, part, error.code, error.message)
-                        continue
-                    if isinstance(found, _Claimed):
-                        claimed[at] = found
-                    else:
-                        self._answers[at] = found
+                await self._claim_all(claimed)
             finally:
                 self._wake_others(waited_for)
             await self._read(claimed)
@@ -202,42 +215,79 @@ class _Attempt:
         """Where the records end that this fetch may have."""
         return partition.last_stable_offset if self._committed else partition.log.high_watermark
 
-    def _parts(self) -> Iterator[tuple[tuple[int, int], FetchTopic, FetchPartition]]:
+    def _asked(self) -> Iterator[_Asked]:
         for place, topic in enumerate(self._request.topics):
             for number, part in enumerate(topic.partitions):
-                yield (place, number), topic, part
+                yield _Asked((place, number), topic, part)
 
-    def _refuse(self, at: tuple[int, int], part: FetchPartition, code: ErrorCode, message: str) -> None:
+    def _refuse(self, asked: _Asked, code: ErrorCode, message: str) -> None:
         self.urgent = True
-        self._answers[at] = PartitionData(
-            partition_index=part.partition, error_code=code, high_watermark=-1, records=b"", error_message=message
+        self._answers[asked.at] = PartitionData(
+            partition_index=asked.part.partition, error_code=code, high_watermark=-1, records=b"", error_message=message
         )
 
-    async def _claim_in_steps(self, topic: FetchTopic, part: FetchPartition) -> _Claimed | PartitionData:
-        """As `_claim`, with steps of which none takes long."""
-        has_begun = False
-        for _ in range(LOOKS_MAX):
-            async with self._broker.memberships.undisturbed(self._request.group_id):
-                found = self._claim(topic, part, has_begun=has_begun)
-            if isinstance(found, _Beginning):
-                await self._begin(found.partition, part.fetch_offset)
-                has_begun = True
-            elif found is not None:
-                return found
-            self._work = 0
-            await asyncio.sleep(0)
-        raise ApiError(
-            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The slices of the partition change too fast; try again."
-        )
+    async def _claim_all(self, claimed: dict[tuple[int, int], _Claimed]) -> None:
+        """Claim of each partition, in stretches of which none takes long, and each has one turn of the group's shard.
 
-    def _claim(
-        self, topic: FetchTopic, part: FetchPartition, *, has_begun: bool
-    ) -> _Claimed | PartitionData | _Beginning | None:
-        """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason.
-
-        None where another look has to follow; `has_begun`: whether the group was made to begin before this one.
+        With something claimed, the partitions that are left when the time is over are answered as if they had nothing.
         """
-        broker, request, claim = self._broker, self._request, part.claim
+        loop = asyncio.get_running_loop()
+        until = max(self._deadline, loop.time() + CLAIMING_S)
+        left = deque(sorted(self._asked(), key=lambda asked: not asked.ends))
+        while left:
+            if claimed and loop.time() >= until:
+                self._pass_over(left)
+            else:
+                await self._claim_some(left, claimed)
+            if left:
+                await asyncio.sleep(0)
+
+    async def _claim_some(self, left: deque[_Asked], claimed: dict[tuple[int, int], _Claimed]) -> None:
+        """Claim of the next partitions in one turn; they are taken out of `left`, unless another look has to follow."""
+        try:
+            async with self._broker.memberships.undisturbed(self._request.group_id):
+                beginning = self._claim_stretch(left, claimed)
+            if beginning is not None:
+                await self._begin(beginning.partition, left[0].part.fetch_offset)
+                left[0].has_begun = True
+        except ApiError as error:
+            self._refuse(left.popleft(), error.code, error.message)
+
+    def _claim_stretch(self, left: deque[_Asked], claimed: dict[tuple[int, int], _Claimed]) -> _Beginning | None:
+        self._work = 0
+        for _ in range(min(AT_A_TIME, len(left))):
+            asked = left[0]
+            asked.looks += 1
+            try:
+                found = self._claim(asked)
+            except ApiError as error:
+                self._refuse(asked, error.code, error.message)
+            else:
+                if found is None or isinstance(found, _Beginning):
+                    return found
+                if isinstance(found, _Claimed):
+                    claimed[asked.at] = found
+                else:
+                    self._answers[asked.at] = found
+            left.popleft()
+            if self._work >= WORK_AT_A_TIME:
+                break
+        return None
+
+    def _pass_over(self, left: deque[_Asked]) -> None:
+        """Answer for the next partitions without a claim."""
+        for _ in range(min(AT_A_TIME, len(left))):
+            asked = left.popleft()
+            try:
+                partition, _ = self._located(asked)
+            except ApiError as error:
+                self._refuse(asked, error.code, error.message)
+            else:
+                self._answers[asked.at] = self._nothing(partition)
+
+    def _located(self, asked: _Asked) -> tuple[Partition, Target]:
+        """The partition, and what to read of it. ApiError with the reason why it cannot be claimed of."""
+        topic, part, claim = asked.topic, asked.part, asked.part.claim
         if claim is None:
             raise ApiError(ErrorCode.INVALID_REQUEST, "A fetch claims slices of all its partitions, or of none.")
         target = Target(
@@ -249,7 +299,7 @@ class _Attempt:
             part.current_leader_epoch,
             undeleted_partition_count=topic.undeleted_partition_count,
         )
-        partition = broker.fetches.locate(target)
+        partition = self._broker.fetches.locate(target)
         if isinstance(partition, ErrorCode):
             raise ApiError(partition, "The partition is not here.")
         role = partition.leadership
@@ -263,11 +313,25 @@ class _Attempt:
                 ErrorCode.TOPIC_RANGE_FETCH_NOT_ALLOWED,
                 f"Topic {partition.name.topic} is not shared: its accept.range.fetch is false.",
             )
+        return partition, target
+
+    def _claim(self, asked: _Asked) -> _Claimed | PartitionData | _Beginning | None:
+        """Reserve the next slice of a partition; an answer where there is none now. ApiError with the reason.
+
+        None where another look has to follow.
+        """
+        if asked.looks > LOOKS_MAX:
+            raise ApiError(
+                ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "The slices of the partition change too fast; try again."
+            )
+        partition, target = self._located(asked)
+        broker, request, claim = self._broker, self._request, asked.part.claim
+        assert claim is not None
         group_id, member_id = request.group_id, request.member_id
         broker.memberships.check_member(group_id, member_id, request.generation_id_or_member_epoch)
         log = partition.log
         limit = self._limit(partition)
-        if claim.sequence == END_SESSION:
+        if asked.ends:
             broker.slices.of(group_id, partition).end_session(member_id)
             broker.slices.waits.end(group_id, member_id, partition)
             broker.slices.waits.changed(group_id, partition)
@@ -277,7 +341,7 @@ class _Attempt:
         where = group_id, topic_name, partition.topic_id, number
         progress = broker.memberships.committed(*where, log.log_start)
         if progress is None:
-            if not has_begun:
+            if not asked.has_begun:
                 return _Beginning(partition)
             raise ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, f"Group {group_id} has no offset of {partition.name}.")
         if not progress.is_known:
@@ -303,7 +367,7 @@ class _Attempt:
         if found is None:
             return self._nothing(partition)
         target.offset = max(found.start, log.log_start)
-        return _Claimed(partition, slices, found, target)
+        return _Claimed(asked, partition, slices, found, target)
 
     async def _begin(self, partition: Partition, offset: int) -> None:
         request, log = self._request, partition.log
@@ -341,8 +405,7 @@ class _Attempt:
             (read,) = fetch.answer()
             assert read is not None
             if read.error is not ErrorCode.NONE:
-                part = request.topics[at[0]].partitions[at[1]]
-                self._refuse(at, part, read.error, f"{each.partition.name} could not be read: {read.error.name}.")
+                self._refuse(each.asked, read.error, f"{each.partition.name} could not be read: {read.error.name}.")
             else:
                 room -= read.size
                 self._take(at, claimed.pop(at), read)
