@@ -38,7 +38,7 @@ COOPERATIVE = (
     ),
     Mutation(
         "what another member holds can be committed",
-        (Edit(SLICES, "if found.session in others and", "if False and"),),
+        (Edit(SLICES, "return not found.session.is_over and", "return False and"),),
         MODEL,
         f"{WIRE}::test_after_a_fail_over_an_old_claim_counts_until_others_have_the_records",
     ),
@@ -47,8 +47,8 @@ COOPERATIVE = (
         (
             Edit(
                 "server/handlers/transactions.py",
-                "            unheld.look()\n            return int(groups.weight_of_txn_commit(unheld.rest))\n",
-                "            return int(groups.weight_of_txn_commit(part))\n",
+                "            look=unheld.look,\n",
+                "",
             ),
         ),
         (),

@@ -172,9 +172,9 @@ class World:
         last = offset
         while last + 1 in self.has[member] and self.chance.random() < 0.9:
             last += 1
-        assert self.slices.holder_of(member, [(offset, last)], self.live.__contains__, self.now_ms) is None
+        assert self.holders(member, [(offset, last)]) == [None]
         for other in sorted(self.live - {member}):
-            holder = self.slices.holder_of(other, [(offset, last)], self.live.__contains__, self.now_ms)
+            (holder,) = self.holders(other, [(offset, last)])
             assert holder is not None and holder.member_id == member, "another's commit does not count"
         if self.chance.random() < 0.3:  # Its member holds it, as long as it does; nobody else is handed it.
             some = set(range(offset, last + 1))
@@ -185,6 +185,22 @@ class World:
         for each in range(offset, last + 1):
             self.has[member].pop(each)
         self.committed.add(offset, last)
+
+    def holders(self, member: str, ranges: list[tuple[int, int]]) -> list[Slice | None]:
+        return list(self.slices.holders_of(member, ranges, self.live.__contains__, self.now_ms))
+
+    def step_ask(self) -> None:
+        """Of many ranges, which may overlap, each is told whether anything of it is with others."""
+        member = self.chance.choice(MEMBERS)
+        firsts = sorted(self.chance.randint(0, self.end) for _ in range(self.chance.randint(1, 6)))
+        ranges = [(first, first + self.chance.choice((-1, 0, 3, self.end))) for first in firsts]
+        others = [
+            it
+            for it in self.slices
+            if it.member_id in self.live - {member} and not it.session.is_over and it.due_ms > self.now_ms
+        ]
+        for (first, last), holder in zip(ranges, self.holders(member, ranges), strict=True):
+            assert holder is next((it for it in others if it.start <= last and it.end >= first <= last), None)
 
     def step_end(self, chance: float = 0.6) -> None:
         """A transaction ends."""
@@ -241,7 +257,7 @@ class World:
                 self.has[it.member_id][offset] = it.due_ms
 
     def run(self) -> None:
-        steps = [self.step_claim] * 8 + [self.step_commit] * 6
+        steps = [self.step_claim] * 8 + [self.step_commit] * 6 + [self.step_ask] * 3
         steps += [self.step_end, self.step_stale, self.step_die, self.step_leader, self.step_reset]
         for _ in range(STEPS):
             self.chance.choice(steps)()
@@ -280,6 +296,7 @@ def test_each_offset_is_with_one_member_at_most_and_none_is_lost(seed: int) -> N
 def test_the_same_holds_where_little_is_done_at_a_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for bound in ("DROPPED_AT_A_TIME", "FREED_AT_A_TIME", "PASSED_AT_A_TIME", "LOOKED_AT"):
         monkeypatch.setattr(slices, bound, 2)
+    monkeypatch.setattr(slices, "GATHERED_COST", 0)
     World(seed).run()
 
 

@@ -11,7 +11,7 @@ What is committed in a transaction that is still to be decided is not open eithe
 open again, when that has ended.
 
 The rule: an offset is held by at most one member, and a commit counts only where no other member holds anything of it
-(`holder_of`). What is committed is not kept here but asked of the group's coordinator at each claim (`Progress`), so
+(`holders_of`). What is committed is not kept here but asked of the group's coordinator at each claim (`Progress`), so
 the two cannot differ; and a new leader begins with an empty book: what was out is offered again, and a commit of it
 counts until it is handed to another member.
 
@@ -31,10 +31,10 @@ Nothing here is of our wire: any request that names a group's member can claim.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
-from itertools import islice
+from itertools import filterfalse, islice
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import ErrorCode
@@ -49,6 +49,8 @@ FREED_AT_A_TIME = 250
 """Slices that one claim frees: a millisecond."""
 PASSED_AT_A_TIME = 500
 """Ranges that one claim passes over in search of an open offset: a millisecond."""
+GATHERED_COST = 8
+"""A slice of others is as much work, where these are gathered, as so many that are passed."""
 SLICE_SIZE = 400
 """Bytes of memory of a slice."""
 SESSION_SIZE = 600
@@ -475,21 +477,39 @@ class Slices:
 
     # -- commits -------------------------------------------------------------------------------------------------------
 
-    def holder_of(
-        self, member_id: str, ranges: Iterable[tuple[int, int]], is_live: Callable[[str], bool], now_ms: int
-    ) -> Slice | None:
-        """A slice of another member that lies in the ranges of a commit, which must not count then; None without."""
-        others = {
-            session
-            for other_id, session in self._sessions.items()
-            if other_id != member_id and session.starts and is_live(other_id)
-        }
-        if not others:
-            return None
-        held = self._held
+    def holders_of(
+        self, member_id: str, ranges: Sequence[tuple[int, int]], is_live: Callable[[str], bool], now_ms: int
+    ) -> Iterator[Slice | None]:
+        """Of each range of a member's commits, the first slice in it of another member; None where it may count.
+
+        The ranges, first and last offset, ascend by the first. Nothing is looked at twice, however often it is named.
+        """
+        if not ranges:
+            return
+        starts_within = self._of_others(member_id, ranges[0][0], max(last for _, last in ranges))
+        at, found = 0, None  # Of others is nothing between the first offset and `at`, where `found` begins.
         for first, last in ranges:
-            for start in self._spans.starts_within(first, last):
-                found = held[start]
-                if found.session in others and found.due_ms > now_ms:
-                    return found
-        return None
+            if found is None or found.end < first:
+                at = max(at, first)
+                slices = map(self._held.__getitem__, starts_within(at, last) if at <= last else ())
+                found = next((it for it in slices if self._counts(it, is_live, now_ms)), None)
+                at = max(at, last + 1) if found is None else found.start
+            yield found if found is not None and max(found.start, first) <= last else None
+
+    def _of_others(self, member_id: str, first: int, last: int) -> Callable[[int, int], Iterator[int]]:
+        """A function as `OffsetRanges.starts_within` for the slices of other members; it is asked between two offsets.
+
+        It passes what is between them, or gathers what the others have: whichever is less work.
+        """
+        own = self._sessions.get(member_id)
+        mine: Collection[int] = () if own is None else own.starts
+        others = len(self._held) - len(mine) - sum(len(it.starts) for it in self._over) + len(self._sessions)
+        if others * GATHERED_COST >= self._spans.count_below(last + 1) - self._spans.count_below(first):
+            return lambda first, last: filterfalse(mine.__contains__, self._spans.starts_within(first, last))
+        sessions = [it for it in self._sessions.values() if it is not own and it.starts]
+        held = self._held
+        return OffsetRanges((start, held[start].end) for it in sessions for start in it.starts).starts_within
+
+    def _counts(self, found: Slice, is_live: Callable[[str], bool], now_ms: int) -> bool:
+        """Whether a slice in the book is its member's still."""
+        return not found.session.is_over and found.due_ms > now_ms and is_live(found.member_id)

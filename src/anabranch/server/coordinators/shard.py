@@ -131,16 +131,20 @@ class Shard(Generic[MachineT, RecordT]):
         return self._turns.busy
 
     def ask(
-        self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]], weigh: Callable[[MachineT], int] | None = None
+        self,
+        decide: Callable[[MachineT, int], Outcome[Any, RecordT]],
+        weigh: Callable[[MachineT], int] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> Any:
         """Decide, append, apply; the reply, or a future of it where it has to wait: for the disk, in line, or parked.
 
         Raises ApiError where the shard is not active or the log refuses the records; the future fails with it too.
         `weigh`: how much the decision looks at; it is made in a thread where that is more than `ON_LOOP_MAX`.
+        `look` is called once, on the loop, directly before the decision: at what the loop alone may look at.
         """
         if self._turns.busy or (weigh is not None and weigh(self.machine) > ON_LOOP_MAX):
-            return self._turns.take(partial(self._decided_in_turn, self.machine, decide, weigh))
-        return self._decide(decide)
+            return self._turns.take(partial(self._decided_in_turn, self.machine, decide, weigh, look))
+        return self._decide(decide, look)
 
     async def submit(
         self,
@@ -222,17 +226,25 @@ class Shard(Generic[MachineT, RecordT]):
         machine: MachineT,
         decide: Callable[[MachineT, int], Outcome[Any, RecordT]],
         weigh: Callable[[MachineT], int] | None,
+        look: Callable[[], None] | None = None,
     ) -> Any:
         """Decide when the turn has come: in a thread if it is much, which only what waits in line can tell."""
         self._check_is(machine)
         if weigh is None or weigh(machine) <= ON_LOOP_MAX:
-            return self._decide(decide)
+            return self._decide(decide, look)
         async with self._room:
-            return await self._decided_apart(machine, decide)
+            return await self._decided_apart(machine, decide, look)
 
-    async def _decided_apart(self, machine: MachineT, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
+    async def _decided_apart(
+        self,
+        machine: MachineT,
+        decide: Callable[[MachineT, int], Outcome[Any, RecordT]],
+        look: Callable[[], None] | None,
+    ) -> Any:
         self._check_is(machine)
         self._resume_log()
+        if look is not None:
+            look()
 
         def decided() -> tuple[Outcome[Any, RecordT], Encoded, int]:
             now_ms = self.now_ms()
@@ -299,10 +311,14 @@ class Shard(Generic[MachineT, RecordT]):
 
     # -- performing --------------------------------------------------------------------------------------------------
 
-    def _decide(self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]]) -> Any:
+    def _decide(
+        self, decide: Callable[[MachineT, int], Outcome[Any, RecordT]], look: Callable[[], None] | None = None
+    ) -> Any:
         """Decide, append, apply, follow up, at once."""
         self._resume_log()
         machine, now_ms = self.machine, self.now_ms()
+        if look is not None:
+            look()
         outcome = decide(machine, now_ms)
         if outcome.records:
             self._write(self._encoded(outcome), now_ms)

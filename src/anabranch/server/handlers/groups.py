@@ -98,15 +98,17 @@ def submit(
     weigh: Weigh | None = None,
     large: Callable[[Response], bool] | None = None,
     whole: Callable[[Response], Response] | None = None,
+    look: Callable[[], None] | None = None,
 ) -> Response | Awaitable[Response]:
     """Have the group's shard decide; `refuse` makes the response, with the reason, when the shard cannot.
 
-    `dropped` is called if the connection ends while the response is awaited. `weigh` is as for `Shard.ask`; without it
-    the decision weighs what must be read of the group's offsets. `whole` makes the response of what was decided.
+    `dropped` is called if the connection ends while the response is awaited. `weigh` and `look` are as for `Shard.ask`;
+    without a weight the decision weighs what must be read of the group's offsets. `whole` makes the response of what
+    was decided.
     """
     try:
         answer: Any = broker.groups.shard_of(group_id).ask(
-            decide, weigh or (lambda groups: groups.weight_of_offsets(group_id))
+            decide, weigh or (lambda groups: groups.weight_of_offsets(group_id)), look
         )
     except ApiError as error:
         answer = refuse(error.code, error.message)

@@ -53,18 +53,13 @@ def handle_offset_commit(
 
     def commit(part: OffsetCommitRequest) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
         unheld = Unheld(broker, part, _commit_refused)
-
-        def weigh(groups: Any) -> int:
-            unheld.look()
-            return int(groups.weight_of_offsets(part.group_id))
-
         return submit(
             broker,
             part.group_id,
             lambda groups, now_ms: groups.offset_commit(unheld.rest, caller, now_ms),
             unheld.refused,
-            weigh=weigh,
             whole=unheld.whole,
+            look=unheld.look,
         )
 
     return in_ranges(broker, request, commit, _commit_refused)

@@ -218,18 +218,14 @@ def handle_txn_offset_commit(
                 lambda groups: groups.weight_of_offsets(part.group_id),
             )
         ticket = broker.groups.ticket()
-
-        def weigh(groups: Any) -> int:
-            unheld.look()
-            return int(groups.weight_of_txn_commit(unheld.rest))
-
         return submit(
             broker,
             part.group_id,
             lambda groups, now_ms: groups.txn_offset_commit(unheld.rest, caller, ticket, now_ms),
             unheld.refused,
-            weigh=weigh,
+            weigh=lambda groups: groups.weight_of_txn_commit(part),
             whole=unheld.whole,
+            look=unheld.look,
         )
 
     return in_ranges(broker, request, commit, _offsets_refused)

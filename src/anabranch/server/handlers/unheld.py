@@ -19,6 +19,7 @@ from anabranch.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestTopic,
 )
 from anabranch.server.context import BrokerContext
+from anabranch.server.partitions.partition import Partition
 
 Request = TypeVar("Request", OffsetCommitRequest, TxnOffsetCommitRequest)
 
@@ -88,7 +89,8 @@ def _held_by_others(
         return {}
     from anabranch.machines.groups import individual
 
-    found: dict[tuple[int, int], str] = {}
+    asked: dict[Partition, list[tuple[int, int, tuple[int, int]]]] = {}
+    """First and last offset of what is committed, with its place."""
     topics: Sequence[OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic] = request.topics
     for place, topic in enumerate(topics):
         topic_id = topic.topic_id if isinstance(topic, OffsetCommitRequestTopic) else NO_TOPIC_ID
@@ -107,13 +109,20 @@ def _held_by_others(
                 ranges = [(0, OFFSET_MAX)]
             else:
                 ranges = [(0, part.committed_offset - 1)]
-            try:
-                held = broker.slices.holder_of(request.group_id, partition, request.member_id, ranges)
-            except ApiError:
-                continue
-            if held is not None:
+            asked.setdefault(partition, []).extend((first, last, (place, number)) for first, last in ranges)
+    found: dict[tuple[int, int], str] = {}
+    for partition, named in asked.items():
+        named.sort()
+        try:
+            holders = broker.slices.holders_of(
+                request.group_id, partition, request.member_id, [(first, last) for first, last, _ in named]
+            )
+        except ApiError:
+            continue
+        for (_, _, at), held in zip(named, holders, strict=True):
+            if held is not None and at not in found:
                 holder = shortened(held.member_id, QUOTED_MAX)
-                found[place, number] = (
+                found[at] = (
                     f"Offsets {held.start} to {held.end} are with member {holder}, which fetches them without keys: "
                     "this commit does not count."
                 )

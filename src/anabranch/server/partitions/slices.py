@@ -109,14 +109,14 @@ class SliceBooks:
     def _key(self, group_id: str, partition: Partition) -> Book:
         return Book(group_id, partition.topic_id, partition.name.partition, partition.leader_epoch)
 
-    def holder_of(
-        self, group_id: str, partition: Partition, member_id: str, ranges: Iterable[tuple[int, int]]
-    ) -> Slice | None:
-        """The slice of another member that a commit would finish; None where it may count. ApiError as `live`."""
+    def holders_of(
+        self, group_id: str, partition: Partition, member_id: str, ranges: Sequence[tuple[int, int]]
+    ) -> Iterable[Slice | None]:
+        """As `Slices.holders_of`, of a group in a partition. ApiError as `live`."""
         slices = self._books.get(self._key(group_id, partition))
         if slices is None:
-            return None
-        return slices.holder_of(member_id, ranges, self._live(group_id), self.now_ms)
+            return [None] * len(ranges)
+        return slices.holders_of(member_id, ranges, self._live(group_id), self.now_ms)
 
     def forget(self, topic_id: UUID, partitions: Collection[int]) -> None:
         """Drop what is known of partitions that were removed."""

@@ -248,9 +248,8 @@ def test_a_decision_looks_in_its_turn_at_what_it_is_to_decide(tmp_path: Path) ->
         held: list[str] = []
         seen: list[list[str]] = []
 
-        def weigh(toy: Toy) -> int:
+        def look() -> None:
             seen.append(list(held))
-            return 0
 
         async def claim() -> None:
             async with world.shard.undisturbed():
@@ -258,13 +257,31 @@ def test_a_decision_looks_in_its_turn_at_what_it_is_to_decide(tmp_path: Path) ->
 
         claims = asyncio.ensure_future(claim())
         await asyncio.sleep(0.01)
-        put = world.shard.ask(lambda toy, now_ms: toy.put("commit", str(seen[-1])), weigh)
+        put = world.shard.ask(lambda toy, now_ms: toy.put("commit", str(seen[-1])), None, look)
         apart.may_end.set()
         await asyncio.wait([claims])
         await put
         assert world.shard.machine.values["commit"] == "['slice']"
 
     in_line(World(tmp_path), story)
+
+
+@pytest.mark.parametrize("weight", [0, HEAVY])
+def test_a_decision_looks_once_at_what_it_is_to_decide_and_on_the_loop(weight: int, tmp_path: Path) -> None:
+    """A large one looked as it came and again in its turn."""
+
+    async def story(world: World) -> None:
+        looks: list[threading.Thread] = []
+
+        def decide(toy: Toy, now_ms: int) -> Outcome[str, Pair]:
+            return toy.put("looks", str(len(looks)))
+
+        reply = world.shard.ask(decide, lambda toy: weight, lambda: looks.append(threading.current_thread()))
+        assert len(looks) == (weight == 0)
+        await reply
+        assert looks == [threading.main_thread()] and world.shard.machine.values["looks"] == "1"
+
+    play(World(tmp_path), story)
 
 
 def test_a_request_whose_client_hangs_up_as_its_turn_ends_is_not_parked_for_ever(tmp_path: Path) -> None:

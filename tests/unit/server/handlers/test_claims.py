@@ -1,9 +1,9 @@
-"""When a fetch that claims slices looks again; what a commit of records that another member holds is answered."""
+"""When a fetch that claims slices looks again, and what it answers where it has to wait for turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -12,31 +12,10 @@ import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.base.limits import STRING_SIZE_MAX
-from anabranch.machines.groups.classic import ClassicGroup, ClassicState
-from anabranch.machines.groups.classic.group import ClassicMember
-from anabranch.machines.groups.committers import Group, request_error
-from anabranch.machines.groups.consumer.group import ConsumerGroup, Member
 from anabranch.protocol.messages.fetch import Claim, FetchedSlice, FetchPartition, FetchRequest, FetchTopic
-from anabranch.protocol.messages.offset_commit import (
-    OffsetCommitRequest,
-    OffsetCommitRequestPartition,
-    OffsetCommitRequestTopic,
-    OffsetCommitResponse,
-    OffsetCommitResponsePartition,
-    OffsetCommitResponseTopic,
-)
-from anabranch.protocol.messages.txn_offset_commit import (
-    TxnOffsetCommitRequest,
-    TxnOffsetCommitRequestPartition,
-    TxnOffsetCommitRequestTopic,
-)
 from anabranch.runtime.clock import Clock
-from anabranch.server.coordinators.progress import Memberships
 from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers import claims
-from anabranch.server.handlers.offsets import handle_offset_commit
-from anabranch.server.handlers.unheld import Unheld
 from anabranch.server.partitions.slice_waits import SliceWaits
 
 LONG_S = 3_600.0
@@ -201,135 +180,3 @@ def test_a_fetch_that_has_claimed_nothing_looks_at_all_partitions_though_its_tim
         assert await leader.fetch(120) == [False] * 119 + [True]
 
     asyncio.run(story())
-
-
-def holding(held: Callable[[], Any], **more: Any) -> Any:
-    """A broker of which `held` says what other members hold."""
-
-    class Books:
-        def __len__(self) -> int:
-            return 1
-
-        def holder_of(self, *asked: Any) -> Any:
-            return held()
-
-    return SimpleNamespace(
-        slices=Books(),
-        replicas=SimpleNamespace(get=lambda name, number: SimpleNamespace(name="t" * 249)),
-        memberships=SimpleNamespace(commit_error=lambda request: ErrorCode.NONE),
-        **more,
-    )
-
-
-def refuse(asked: OffsetCommitRequest, code: ErrorCode, message: str) -> OffsetCommitResponse:
-    answers = [
-        OffsetCommitResponsePartition(partition_index=it.partition_index, error_code=code, error_message=message)
-        for it in asked.topics[0].partitions
-    ]
-    return OffsetCommitResponse(topics=[OffsetCommitResponseTopic(partitions=answers)])
-
-
-def test_a_commit_that_waited_in_line_does_not_count_if_a_claim_before_it_got_the_records() -> None:
-    """What others hold was looked at as the commit came."""
-    held: list[Any] = [None]
-    told: list[int] = []
-
-    class Group:
-        def weight_of_offsets(self, group_id: str) -> int:
-            return 0
-
-        def offset_commit(self, request: OffsetCommitRequest, caller: Any, now_ms: int) -> OffsetCommitResponse:
-            told.extend(it.partition_index for it in request.topics[0].partitions)
-            return refuse(request, ErrorCode.NONE, "")
-
-    def ask(decide: Callable[[Any, int], Any], weigh: Callable[[Any], int]) -> Any:
-        held[0] = SimpleNamespace(start=0, end=9, member_id="other")  # A claim that was in line before it.
-        weigh(Group())
-        return decide(Group(), 0)
-
-    groups = SimpleNamespace(shard_of=lambda group_id: SimpleNamespace(ask=ask), takes_individual=True)
-    call = SimpleNamespace(peer="host:1", client_id="c", api_version=9, connection=1)
-    part = OffsetCommitRequestPartition(partition_index=0, committed_offset=10)
-    request = OffsetCommitRequest(
-        group_id="g", member_id="m", topics=[OffsetCommitRequestTopic(name="t", partitions=[part])]
-    )
-    answer = handle_offset_commit(holding(lambda: held[0], groups=groups), request, cast(Any, call))
-    assert isinstance(answer, OffsetCommitResponse) and told == []
-    assert answer.topics[0].partitions[0].error_code == ErrorCode.INVALID_RECORD_STATE
-
-
-def test_a_commit_that_does_not_count_quotes_the_member_that_holds_the_records_in_short() -> None:
-    """It chose its id: the members beside it must be able to read their answers."""
-    held = SimpleNamespace(start=0, end=9, member_id="m" * STRING_SIZE_MAX)
-
-    broker = holding(lambda: held)
-    count = 100
-    parts = [OffsetCommitRequestPartition(partition_index=it, committed_offset=10) for it in range(count)]
-    request = OffsetCommitRequest(
-        group_id="g", member_id="honest", topics=[OffsetCommitRequestTopic(name="t" * 249, partitions=parts)]
-    )
-
-    unheld = Unheld(broker, request, refuse)
-    unheld.look()
-    answer = unheld.whole(refuse(unheld.rest, ErrorCode.NONE, ""))
-    answers = answer.topics[0].partitions
-    assert [it.error_code for it in answers] == [ErrorCode.INVALID_RECORD_STATE] * count
-    assert max(len(it.error_message or "") for it in answers) < 250
-    assert answers[0].error_message is not None and "Offsets 0 to 9 are with member mmm" in answers[0].error_message
-
-
-def classic(state: ClassicState) -> ClassicGroup:
-    members = {it: ClassicMember(it, None, "c", "h", 1000, 1000, (("range", b""),)) for it in ("m", "other")}
-    return ClassicGroup("g", state=state, generation=7, members=members)
-
-
-def left_for_a_while() -> ConsumerGroup:
-    """A group whose static member has the epoch of one that comes back."""
-    members = {"m": Member("m", epoch=-2), "other": Member("other", epoch=7)}
-    return ConsumerGroup("g", epoch=7, members=members, static_members={"i": "m"})
-
-
-GROUPS: dict[str, Callable[[], Group]] = {
-    "stable": lambda: classic(ClassicState.STABLE),
-    "completing": lambda: classic(ClassicState.COMPLETING_REBALANCE),
-    "consumer": left_for_a_while,
-}
-
-
-@pytest.mark.parametrize("epoch", [-2, -1, 6, 7])
-@pytest.mark.parametrize("member_id", ["m", "", "unknown"])
-@pytest.mark.parametrize("transactional", [False, True])
-@pytest.mark.parametrize("kind", GROUPS)
-def test_a_commit_of_what_another_member_holds_is_left_to_the_coordinator_only_where_that_refuses_all_of_it(
-    kind: str, transactional: bool, member_id: str, epoch: int
-) -> None:
-    """In a transaction, a classic group accepts commits during its rebalance, in which plain ones are refused."""
-    group = GROUPS[kind]()
-    request: OffsetCommitRequest | TxnOffsetCommitRequest
-    if transactional:
-        part = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=10, committed_metadata="")
-        topic = TxnOffsetCommitRequestTopic(name="t", partitions=[part])
-        request = TxnOffsetCommitRequest(
-            transactional_id="x",
-            group_id="g",
-            producer_id=1,
-            producer_epoch=0,
-            generation_id=epoch,
-            member_id=member_id,
-            topics=[topic],
-        )
-    else:
-        plain = OffsetCommitRequestPartition(partition_index=0, committed_offset=10)
-        request = OffsetCommitRequest(
-            group_id="g",
-            generation_id_or_member_epoch=epoch,
-            member_id=member_id,
-            topics=[OffsetCommitRequestTopic(name="t", partitions=[plain])],
-        )
-    broker = holding(lambda: SimpleNamespace(start=0, end=9, member_id="other"))
-    machine = SimpleNamespace(groups={"g": group})
-    broker.memberships = Memberships(cast(Any, SimpleNamespace(shard_of=lambda _: SimpleNamespace(machine=machine))))
-    unheld = Unheld(broker, cast(Any, request), lambda *given: None)
-    unheld.look()
-    is_accepted = request_error(group, request) is ErrorCode.NONE
-    assert bool(unheld.rest.topics[0].partitions) is not is_accepted

@@ -41,7 +41,7 @@ class Groups:
     def shard_of(self, group_id: str) -> Groups:
         return self
 
-    def ask(self, decide: Callable[[Any, int], Any], weigh: Callable[[Any], int]) -> Any:
+    def ask(self, decide: Callable[[Any, int], Any], weigh: Callable[[Any], int], look: None) -> Any:
         return self._leave() if self.turns is None else self.turns.take(self._leave_later)
 
     def _leave(self) -> ConsumerGroupHeartbeatResponse:
