@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Hashable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from anabranch.runtime.loop_steps import timed
@@ -32,6 +33,31 @@ def spent_in_parts(items: list[T], at_a_time: int) -> Iterator[list[T]]:
         part = items[-at_a_time:]
         del items[-at_a_time:]
         yield part
+
+
+class KeyedTurns:
+    """One at a time of each key, in the order in which they come: of a line, no key takes more than one place."""
+
+    def __init__(self) -> None:
+        self._locks: dict[Hashable, asyncio.Lock] = {}
+        self._counts: dict[Hashable, int] = {}
+
+    @asynccontextmanager
+    async def taken(self, key: Hashable) -> AsyncIterator[None]:
+        """Wait until no other of this key has the turn, and have it meanwhile."""
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        self._counts[key] = self._counts.get(key, 0) + 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key], self._locks[key]
+
+    def __len__(self) -> int:
+        """The keys that have a turn or wait for one."""
+        return len(self._locks)
 
 
 class Pace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from anabranch.runtime.turns import Pace, in_turns, spent_in_parts
+from anabranch.runtime.turns import KeyedTurns, Pace, in_turns, spent_in_parts
 
 
 class Item:
@@ -71,3 +71,28 @@ def test_a_pace_lets_so_many_items_be_done_in_a_turn_of_all_who_do_some_in_their
 def test_whoever_is_gone_has_no_turn_in_a_pace_and_keeps_nobody_waiting() -> None:
     turns = asyncio.run(paced(Pace(10), [10] * 6, frozenset({2, 3})))
     assert [place for turn in turns for place in turn] == [0, 1, 4, 5]
+
+
+def test_those_of_one_key_take_turns_and_those_of_others_do_not_wait_for_them() -> None:
+    async def story() -> list[str]:
+        turns, began = KeyedTurns(), list[str]()
+        may_end = asyncio.Event()
+
+        async def take(key: str, name: str) -> None:
+            async with turns.taken(key):
+                began.append(name)
+                await may_end.wait()
+
+        tasks = [
+            asyncio.create_task(take(key, name)) for key, name in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"))
+        ]
+        await asyncio.sleep(0.01)
+        assert began == ["a1", "b1"] and len(turns) == 2
+        tasks[1].cancel()
+        may_end.set()
+        await asyncio.wait(tasks)
+        assert tasks[1].cancelled()
+        assert len(turns) == 0, "nothing is kept of keys that nobody waits for"
+        return began
+
+    assert asyncio.run(story()) == ["a1", "b1", "a3"]

@@ -153,7 +153,6 @@ def _itself(name: str) -> str:
 
 
 _PARTS: dict[int, Parts] = {
-    2: _NESTED,
     8: _COMMITS,
     10: Parts("coordinator_keys", "coordinators", key=_itself),
     13: Parts("members", "members"),

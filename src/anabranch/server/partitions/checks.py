@@ -4,8 +4,9 @@ The rule: a request holds the loop for LOOP_US at most at a time, by the estimat
 What does not fit into its turn is done in a single thread, so that no more than one such batch is expanded at a time,
 and a producer of large batches waits for others of its kind, not for the loop. No check is done twice.
 
-Searches for times in batches of logs have a thread of their own, too. Both look into batches by machine code
-(`runtime.native`) as soon as there is any, before that in plain Python.
+Searches for times in batches of logs have a thread of their own, too: those of one request together are bounded, and a
+connection has one search in line at a time, so that who asks for many does not keep others waiting. Both look into
+batches by machine code (`runtime.native`) as soon as there is any, before that in plain Python.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.thread_work import to_the_end
+from anabranch.runtime.turns import KeyedTurns
 
 events = EventLogger("checks")
 T = TypeVar("T")
@@ -44,6 +46,9 @@ BESIDE_RECORDS = 100_000_000
 batches can expand to half a gigabyte. Who sends more, by thousands of small bombs, gets the rest refused."""
 BESIDE_S = 4.0
 """The processor's time that the checks of one request may take in the thread, whatever was estimated."""
+SEARCH_S = 4.0
+"""The processor's time that the searches of one request may take in their thread: a batch within all limits, 300 kB of
+records that expand to 63 MB, takes 0.15 s. A client asks again for what is left."""
 TOO_MUCH = Refuse(
     ErrorCode.MESSAGE_TOO_LARGE,
     "The request has more to be decompressed and examined than a broker does for one request.",
@@ -59,6 +64,34 @@ class Unchecked(NamedTuple):
     limits: BatchLimits
 
 
+class RequestSearches:
+    """The searches of one request, and how much they may still take."""
+
+    def __init__(self, search: Search, thread: ThreadPoolExecutor, turns: KeyedTurns, connection: int) -> None:
+        self._search = search
+        self._thread = thread
+        self._turns = turns
+        self._connection = connection
+        self._left_s = SEARCH_S
+
+    @property
+    def are_spent(self) -> bool:
+        """Whether those before have taken as long as the searches of one request may."""
+        return self._left_s <= 0
+
+    async def look(self, work: Callable[[Search], T]) -> T:
+        """Do a search in a batch of a log, in the thread; others of its connection wait for it, not in the line."""
+        async with self._turns.taken(self._connection):
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, work)
+
+    def _timed(self, work: Callable[[Search], T]) -> T:
+        began = time.thread_time()
+        try:
+            return work(self._search)
+        finally:
+            self._left_s -= time.thread_time() - began
+
+
 class BatchChecks:
     """The checks of one broker, and its searches."""
 
@@ -69,6 +102,7 @@ class BatchChecks:
         self._record_us = PLAIN_RECORD_US
         self._thread = ThreadPoolExecutor(1, "checks")
         self._readers = ThreadPoolExecutor(1, "searches")
+        self._searching = KeyedTurns()
 
     def use(self, found: native.Native) -> None:
         """Look into batches by machine code from now on."""
@@ -133,9 +167,9 @@ class BatchChecks:
         """What the loop can wait for."""
         return Effort(LOOP_US, self._record_us, clock=time.thread_time)
 
-    async def look(self, work: Callable[[Search], T]) -> T:
-        """Do a search in a batch of a log, in another thread of its own."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, work, self.search)
+    def searches(self, connection: int) -> RequestSearches:
+        """Return the searches of a request that has come over a connection, of which there are none yet."""
+        return RequestSearches(self.search, self._readers, self._searching, connection)
 
     def close(self) -> None:
         """Give up the work that waits for the threads."""

@@ -1,6 +1,6 @@
 """The offsets of a partition that clients ask for (ListOffsets) and move (DeleteRecords).
 
-Which record of a batch has a time is found in a thread (`checks.BatchChecks`): a batch may hold, or expand to, more
+Which record of a batch has a time is found in a thread (`checks.RequestSearches`): a batch may hold, or expand to, more
 records than the loop has time for.
 """
 
@@ -13,7 +13,7 @@ from anabranch.base.ids import COUNT_NOT_SAID
 from anabranch.machines.controller.leadership import refuse_read
 from anabranch.records.timestamps import first_at_or_after, first_of_max
 from anabranch.runtime.mapped import read_in
-from anabranch.server.partitions.checks import BatchChecks
+from anabranch.server.partitions.checks import RequestSearches
 from anabranch.server.partitions.partition import Partition
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, fetched
 
@@ -57,23 +57,26 @@ def list_at_once(
 
 
 async def list_offset(
-    partition: Partition, timestamp: int, leader_epoch: int, checks: BatchChecks, *, committed: bool
+    partition: Partition, timestamp: int, leader_epoch: int, searches: RequestSearches, *, committed: bool
 ) -> ListedOffset | ErrorCode:
     """Find the first record of `timestamp` or later, or the offset for a special timestamp.
 
     `leader_epoch`: the reader's, or NO_LEADER_EPOCH. `committed`: the log ends at the last stable offset.
+    OFFSET_NOT_AVAILABLE where a search is needed and the request has had its share: its client asks again.
     """
     found = list_at_once(partition, timestamp, leader_epoch, committed=committed)
     if found is not None:
         return found
+    if searches.are_spent:
+        return ErrorCode.OFFSET_NOT_AVAILABLE
     try:
-        return await _find(partition, timestamp, checks, committed=committed)
+        return await _find(partition, timestamp, searches, committed=committed)
     except (OSError, OfflineLogError, DecodeError) as failure:
         partition.failed("timestamps not read", failure)
         return ErrorCode.KAFKA_STORAGE_ERROR
 
 
-async def _find(partition: Partition, timestamp: int, checks: BatchChecks, *, committed: bool) -> ListedOffset:
+async def _find(partition: Partition, timestamp: int, searches: RequestSearches, *, committed: bool) -> ListedOffset:
     log = partition.log
     end = partition.last_stable_offset if committed else log.high_watermark
     largest = timestamp == MAX_TIMESTAMP
@@ -82,9 +85,9 @@ async def _find(partition: Partition, timestamp: int, checks: BatchChecks, *, co
         return NOT_FOUND
     view, start = batch.view(), log.log_start
     if largest:
-        found = await checks.look(lambda search: first_of_max(read_in(view), start, search))
+        found = await searches.look(lambda search: first_of_max(read_in(view), start, search))
     else:
-        found = await checks.look(lambda search: first_at_or_after(read_in(view), timestamp, start, search))
+        found = await searches.look(lambda search: first_at_or_after(read_in(view), timestamp, start, search))
     if found is None or found.offset >= end:
         return NOT_FOUND
     return ListedOffset(found.timestamp, found.offset, found.leader_epoch)

@@ -41,7 +41,8 @@ def view(piece):
     return found
 
 def at(timestamp):
-    return local.runner.run(list_offset(local[0], timestamp, NO_LEADER_EPOCH, BatchChecks(), committed=False))
+    searches = BatchChecks().searches(1)
+    return local.runner.run(list_offset(local[0], timestamp, NO_LEADER_EPOCH, searches, committed=False))
 
 LogSlice.view = view
 try:

@@ -50,7 +50,7 @@ def append(local: LocalReplicas, *timestamps: int, compression: Compression = Co
 def listed(
     local: LocalReplicas, timestamp: int, *, epoch: int = NO_LEADER_EPOCH, committed: bool = False
 ) -> ListedOffset | ErrorCode:
-    return local.runner.run(list_offset(local[0], timestamp, epoch, CHECKS, committed=committed))
+    return local.runner.run(list_offset(local[0], timestamp, epoch, CHECKS.searches(1), committed=committed))
 
 
 def deleted(local: LocalReplicas, before: int) -> int | ErrorCode:
