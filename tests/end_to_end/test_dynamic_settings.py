@@ -16,6 +16,9 @@ from confluent_kafka.admin import (
 )
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.alter_configs import AlterableConfig as ReplacedConfig
+from anabranch.protocol.messages.alter_configs import AlterConfigsRequest
+from anabranch.protocol.messages.alter_configs import AlterConfigsResource as ReplacedResource
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -41,6 +44,14 @@ def altered(client: WireClient, kind: int, name: str, setting: str, value: str |
     return int(answer.error_code)
 
 
+def replaced(client: WireClient, kind: int, name: str, **settings: str) -> int:
+    """Replace all configs of a resource (AlterConfigs); names have `_` for `.`."""
+    configs = [ReplacedConfig(name=key.replace("_", "."), value=value) for key, value in settings.items()]
+    resource = ReplacedResource(resource_type=kind, resource_name=name, configs=configs)
+    [answer] = client.call(AlterConfigsRequest(resources=[resource]), 2).responses
+    return int(answer.error_code)
+
+
 def described(client: WireClient, kind: int, name: str) -> dict[str, str]:
     resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
     [answer] = client.call(DescribeConfigsRequest(resources=[resource]), 4).results
@@ -63,6 +74,13 @@ class Tool:
         entry = ConfigEntry(setting, value or "", incremental_operation=operation)
         wanted = ConfigResource(kind, name, incremental_configs=[entry])
         [answer] = self._admin.incremental_alter_configs([wanted]).values()
+        answer.result(TIMEOUT_S)
+
+    def replace(self, kind: ResourceType, name: str, **settings: str) -> None:
+        """As librdkafka's and rust-rdkafka's own tests do, by AlterConfigs."""
+        wanted = ConfigResource(kind, name, set_config={key.replace("_", "."): it for key, it in settings.items()})
+        with pytest.deprecated_call():
+            [answer] = self._admin.alter_configs([wanted]).values()
         answer.result(TIMEOUT_S)
 
     def refused(self, kind: ResourceType, name: str, setting: str, value: str) -> int:
@@ -100,6 +118,36 @@ def test_a_setting_is_changed_for_all_brokers_and_for_one_and_lives_through_a_re
         assert altered(client, BROKER, "", "message.max.bytes", None) == 0
         assert error(client) == 0
         assert tool.described(kind, "1")["message.max.bytes"].value == "2000000"
+
+
+def test_all_settings_of_a_broker_are_replaced(broker: BrokerProcess, client: WireClient) -> None:
+    """As librdkafka's test 0081 and rust-rdkafka's `test_configs` do."""
+    tool, kind = Tool(broker), ResourceType.BROKER
+
+    def told(name: str) -> tuple[str, int]:
+        found = tool.described(kind, "1")[name]
+        assert not found.is_read_only
+        return found.value, found.source
+
+    default = told("log.flush.interval.messages")
+    assert default == (str(2**63 - 1), ConfigSource.DEFAULT_CONFIG.value)
+    tool.replace(kind, "1", sasl_kerberos_min_time_before_relogin="58000")
+    assert told("sasl.kerberos.min.time.before.relogin") == ("58000", ConfigSource.DYNAMIC_BROKER_CONFIG.value)
+    tool.replace(kind, "1", log_flush_interval_messages="1234")
+    assert told("log.flush.interval.messages") == ("1234", ConfigSource.DYNAMIC_BROKER_CONFIG.value)
+    assert told("sasl.kerberos.min.time.before.relogin") == ("60000", ConfigSource.DEFAULT_CONFIG.value)
+    tool.replace(kind, "1", log_flush_interval_ms=default[0])
+    assert told("log.flush.interval.messages") == default
+    assert told("log.flush.interval.ms") == (default[0], ConfigSource.DYNAMIC_BROKER_CONFIG.value)
+    assert replaced(client, BROKER, "", log_roll_ms="700000") == 0
+    assert described(client, BROKER, "") == {"log.roll.ms": "700000"}
+    assert described(client, BROKER, "1")["log.roll.ms"] == "700000"
+    assert replaced(client, BROKER, "1") == replaced(client, BROKER, "") == 0
+    assert described(client, BROKER, "") == {}
+    assert replaced(client, BROKER, "7", log_roll_ms="700000") == ErrorCode.INVALID_REQUEST
+    assert replaced(client, BROKER, "1", listeners="x:1") == ErrorCode.INVALID_REQUEST
+    assert replaced(client, BROKER, "1", log_roll_ms="soon") == ErrorCode.INVALID_CONFIG
+    assert replaced(client, LOGGER, "1", anabranch="INFO") == ErrorCode.INVALID_REQUEST, "as Kafka does"
 
 
 def test_what_cannot_be_set_is_refused(broker: BrokerProcess, client: WireClient) -> None:

@@ -1,8 +1,8 @@
 """Settings of brokers that change while they run (KIP-226): which they are, and the command that changes them.
 
 A setting is dynamic where it is the default of a topic's config, which a log takes on at once, and where background
-work reads it each time. Everything else is read at the start. A broker's own value counts before the default of all
-brokers, this before what the broker was started with.
+work reads it each time; clients also set one that has no effect here. Everything else is read at the start. A broker's
+own value counts before the default of all brokers, this before what the broker was started with.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from anabranch.machines.controller.effects import Decision, Refused
 from anabranch.machines.controller.nodes import EVERY_BROKER
 from anabranch.machines.controller.state import ControllerState
 
-OF_BACKGROUND_WORK: Mapping[str, TopicConfig] = {
+OF_NO_TOPIC: Mapping[str, TopicConfig] = {
     config.name: config
     for config in (
         TopicConfig(
@@ -54,6 +54,13 @@ OF_BACKGROUND_WORK: Mapping[str, TopicConfig] = {
             whole(1 << 10, LONG_MAX),
             "The rate at which logs are read to compare checksums.",
         ),
+        TopicConfig(
+            "sasl.kerberos.min.time.before.relogin",
+            ConfigType.LONG,
+            "60000",
+            whole(0, LONG_MAX),
+            "Accepted; no listener authenticates by Kerberos.",
+        ),
     )
 }
 """The dynamic settings that no topic has, declared as topics' configs are."""
@@ -61,25 +68,28 @@ DYNAMIC: Mapping[str, TopicConfig] = {
     config.broker_setting: config
     for config in TOPIC_CONFIGS.values()
     if config.broker_setting is not None and config.name != "durability"
-} | dict(OF_BACKGROUND_WORK)
+} | dict(OF_NO_TOPIC)
 """The dynamic settings, each with the topic's config that it is the default of. `durability` has a word more there."""
 
 
 @dataclass(frozen=True, slots=True)
 class AlterBrokerConfigs:
-    """One broker of an IncrementalAlterConfigs request."""
+    """One broker of an IncrementalAlterConfigs or AlterConfigs request."""
 
     broker: str
     """The broker's id, or EVERY_BROKER."""
     changes: Sequence[ConfigChange]
     validate_only: bool = False
+    replaces: bool = False
+    """Whether the dynamic settings that are not named return to their defaults (AlterConfigs)."""
 
 
 def decide_alter_broker_configs(
     state: ControllerState, command: AlterBrokerConfigs, static: Mapping[str, str]
 ) -> Decision[Refused | None]:
     """Change dynamic settings of a broker; None when that is done. `static`: what it was started with, all settings."""
-    values = {name: value for name, value in state.broker_configs.get(command.broker, {}).items() if name in DYNAMIC}
+    before = {} if command.replaces else state.broker_configs.get(command.broker, {})
+    values = {name: value for name, value in before.items() if name in DYNAMIC}
     seen: set[str] = set()
     for change in command.changes:
         refusal = _refuse(change, static)
@@ -103,7 +113,7 @@ def decide_alter_broker_configs(
             items = [item for item in items if item not in given]
         values[change.name] = ",".join(items)
     refused = _refuse_values(values) or refuse_configs(
-        {DYNAMIC[name].name: value for name, value in values.items() if name not in OF_BACKGROUND_WORK},
+        {DYNAMIC[name].name: value for name, value in values.items() if name not in OF_NO_TOPIC},
         BrokerSettings(static=static),
     )
     if refused is not None:
@@ -137,8 +147,8 @@ def _refuse(change: ConfigChange, static: Mapping[str, str]) -> Refused | None:
 
 
 def _refuse_values(values: Mapping[str, str]) -> Refused | None:
-    """Refuse values that settings of background work cannot have."""
-    for name, config in OF_BACKGROUND_WORK.items():
+    """Refuse values that settings which no topic has cannot have."""
+    for name, config in OF_NO_TOPIC.items():
         wanted = config.validator(values.get(name, config.default))
         if wanted is not None:
             return Refused(ErrorCode.INVALID_CONFIG, f"The setting {name!r} must be {wanted}, not {values[name]!r}.")

@@ -208,13 +208,15 @@ _SERVED: dict[int, Endpoint] = {
     30: Endpoint(_rare("security", "handle_create_acls"), _O.ALTER, _CLUSTER),
     31: Endpoint(_rare("security", "handle_delete_acls"), _O.ALTER, _CLUSTER),
     32: Endpoint(handle_describe_configs, _O.DESCRIBE_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)),
-    33: Endpoint(handle_alter_configs, _O.ALTER_CONFIGS, _TOPIC),
+    33: Endpoint(handle_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.CLUSTER)),
     34: Endpoint(_rare("replicas", "handle_alter_replica_log_dirs"), _O.ALTER, _CLUSTER),
     35: Endpoint(handle_describe_log_dirs, _O.DESCRIBE, _CLUSTER),
     37: Endpoint(handle_create_partitions, _O.ALTER, _TOPIC, _TIMEOUT),
     42: Endpoint(handle_delete_groups, _O.DELETE, _GROUP),
     43: Endpoint(_rare("replicas", "handle_elect_leaders"), _O.ALTER, _CLUSTER),
-    44: Endpoint(handle_incremental_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.GROUP)),
+    44: Endpoint(
+        handle_incremental_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)
+    ),
     45: Endpoint(_rare("replicas", "handle_alter_partition_reassignments"), _O.ALTER, _CLUSTER),
     46: Endpoint(_rare("replicas", "handle_list_partition_reassignments"), _O.DESCRIBE, _CLUSTER),
     47: Endpoint(handle_offset_delete, _O.DELETE, _OFFSETS),

@@ -238,12 +238,18 @@ async def handle_incremental_alter_configs(
 async def handle_alter_configs(
     broker: BrokerContext, request: AlterConfigsRequest, call: RequestContext
 ) -> AlterConfigsResponse:
-    """Replace all configs of each topic."""
+    """Replace all configs of each topic, and all dynamic settings of a broker."""
 
     async def replace(resource: Replaced) -> ReplacedResponse:
         try:
-            _refuse_resource(resource.resource_type)
             check_configs(resource.configs)
+            if resource.resource_type == BROKER:
+                key = _broker_key(broker, resource.resource_name)
+                changes = [ConfigChange(it.name, ConfigOperation.SET, it.value) for it in resource.configs]
+                told = AlterBrokerConfigs(key, changes, request.validate_only, replaces=True)
+                await broker.commands.alter_broker_configs(told)
+                return ReplacedResponse(resource_type=BROKER, resource_name=resource.resource_name)
+            _refuse_resource(resource.resource_type)
             given = {it.name: it.value for it in resource.configs}
             command = ReplaceConfigs(resource.resource_name, given, request.validate_only)
             await broker.commands.replace_configs(command, ALTER_TIMEOUT_MS)
@@ -278,7 +284,7 @@ def check_configs(configs: Sequence[Given]) -> None:
 
 
 def _refuse_resource(kind: int) -> None:
-    if kind in (BROKER, BROKER_LOGGER, GROUP):
+    if kind in (BROKER_LOGGER, GROUP):
         raise ApiError(
             ErrorCode.INVALID_REQUEST, "Configs of these are changed one by one, by IncrementalAlterConfigs."
         )

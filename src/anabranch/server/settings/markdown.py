@@ -10,7 +10,8 @@ from anabranch.server.settings.table import described
 _INTRODUCTION = """\
 Made by `anabranch serve --settings --markdown`; names are Kafka's where Kafka has the setting. A dynamic setting is the
 default of a topic's config, or one of background work, and can be changed while the broker runs, for one broker or
-for all (KIP-226): with `IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`. The
+for all (KIP-226): with `IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`.
+`AlterConfigs` replaces all dynamic settings of a broker: those that it does not name return to their defaults. The
 others are read at the start.
 """
 

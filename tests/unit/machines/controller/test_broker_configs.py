@@ -26,9 +26,9 @@ Change = tuple[str, ConfigOperation, str | None]
 STATIC = {"log.retention.ms": "7", "listeners": "localhost:9092", "log.cleanup.policy": "delete"}
 
 
-def alter(state: ControllerState, *changes: Change, validate: bool = False) -> Refused | None:
+def alter(state: ControllerState, *changes: Change, validate: bool = False, replaces: bool = False) -> Refused | None:
     given = [ConfigChange(name, operation, value) for name, operation, value in changes]
-    decided = decide_alter_broker_configs(state, AlterBrokerConfigs("1", given, validate), STATIC)
+    decided = decide_alter_broker_configs(state, AlterBrokerConfigs("1", given, validate, replaces), STATIC)
     for record in decided.records:
         apply(state, record)
     return decided.reply
@@ -70,6 +70,21 @@ def test_a_setting_is_given_once() -> None:
     refused = alter(ControllerState(), ("log.roll.ms", SET, "5000"), ("log.roll.ms", DELETE, None))
     assert refused is not None
     assert "more than once" in refused.message
+
+
+def test_a_replacement_takes_back_what_it_does_not_name() -> None:
+    state = ControllerState()
+    assert alter(state, ("log.retention.ms", SET, "9"), ("log.cleanup.policy", SET, "compact")) is None
+    refused = alter(state, ("log.roll.ms", SET, "5000"), ("log.roll.ms", SET, "6000"), replaces=True)
+    assert refused is not None and "more than once" in refused.message
+    refused = alter(state, ("log.roll.ms", SET, None), replaces=True)
+    assert refused is not None and refused.code is ErrorCode.INVALID_REQUEST, "as Kafka does"
+    assert alter(state, ("log.roll.ms", SET, "5000"), replaces=True, validate=True) is None
+    assert state.broker_configs == {"1": {"log.retention.ms": "9", "log.cleanup.policy": "compact"}}
+    assert alter(state, ("log.roll.ms", SET, "5000"), replaces=True) is None
+    assert state.broker_configs == {"1": {"log.roll.ms": "5000"}}
+    assert alter(state, replaces=True) is None
+    assert state.broker_configs.get("1", {}) == {}
 
 
 def test_resources_name_a_broker_or_all() -> None:
