@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -97,6 +97,9 @@ def keep_message() -> None:
     """Do nothing: there is little of a message that was decoded on the loop."""
 
 
+NOTHING_TWICE: Set[Hashable] = frozenset()
+
+
 class RequestContext(NamedTuple):
     """The context of one request: everything except its message."""
 
@@ -111,3 +114,5 @@ class RequestContext(NamedTuple):
     release: Callable[[], None] = keep_message
     """Free the request's message, of which nothing may be read from then on, and its part of the memory for decoded
     requests: to be called, once, by a handler that is going to wait."""
+    twice: Set[Hashable] = NOTHING_TWICE
+    """What the whole request names more than once, of which a handler that is given a part of it refuses all."""

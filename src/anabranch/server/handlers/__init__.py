@@ -118,7 +118,7 @@ class Endpoint(NamedTuple):
     """How a long request is cut; None where the handler does so, or where no request is long."""
 
     def handle(self, broker: BrokerContext, request: Any, call: RequestContext) -> Any:
-        """Lower the fields of a request to their limits, drop what it names twice, and handle it, in parts if long."""
+        """Lower the fields of a request to their limits, find what it names twice, and handle it, in parts if long."""
         if self.limits:
             for name, limit in self.limits.items():
                 if getattr(request, name) > limit:
@@ -126,7 +126,7 @@ class Endpoint(NamedTuple):
         if self.parts is not None:
             if self.parts.long(request):
                 return handle_in_parts(self.handler, self.parts, broker, request, call)
-            self.parts.once(request)
+            call = self.parts.prepare(request, call)
         return self.handler(broker, request, call)
 
 
@@ -152,32 +152,40 @@ def _itself(name: str) -> str:
     return name
 
 
+def _name(named: Any) -> str:
+    return str(named.name)
+
+
+def _resource(named: Any) -> tuple[int, str]:
+    return named.resource_type, named.resource_name
+
+
 _PARTS: dict[int, Parts] = {
     8: _COMMITS,
     10: Parts("coordinator_keys", "coordinators", key=_itself),
     13: Parts("members", "members"),
     15: Parts("groups", "groups", key=_itself),
-    19: Parts("topics", "topics"),
+    19: Parts("topics", "topics", unique=_name),
     20: Parts("topics", "responses", asked_earlier="topic_names"),
-    21: _NESTED,
+    21: _NESTED._replace(key=_name, key_inner=lambda it: it.partition_index),
     23: _NESTED,
     28: _COMMITS,
-    32: Parts("resources", "results", key=lambda it: (it.resource_type, it.resource_name), weight=40),
-    33: Parts("resources", "responses"),
-    37: Parts("topics", "results"),
+    32: Parts("resources", "results", key=_resource, weight=40),
+    33: Parts("resources", "responses", unique=_resource),
+    37: Parts("topics", "results", unique=_name),
     42: Parts("groups_names", "results"),
     43: Parts("topic_partitions", "replica_election_results", "partitions", "partition_result"),
-    44: Parts("resources", "responses"),
+    44: Parts("resources", "responses", unique=_resource),
     45: Parts("topics", "responses", "partitions", "partitions"),
     46: _NUMBERS,
     47: _NESTED,
-    61: _NUMBERS._replace(key=lambda it: it.name),
+    61: _NUMBERS._replace(key=_name),
     65: Parts("transactional_ids", "transaction_states", key=_itself),
     69: Parts("group_ids", "groups", key=_itself),
     10000: _NESTED,
     10004: Parts("topics", "topics", key=_itself),
 }
-"""By API key. The answers of those with a key are long: what is named again is answered once."""
+"""By API key. What is named again is answered once where there is a key, and refused where it is to be unique."""
 
 _SERVED: dict[int, Endpoint] = {
     0: Endpoint(handle_produce, _O.WRITE, (Resource.TOPIC, Resource.TRANSACTIONAL_ID)),
@@ -251,7 +259,8 @@ _SERVED: dict[int, Endpoint] = {
     10007: Endpoint(_rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
-"""By API key. An API without an endpoint is not in ApiVersions, and a request of it closes its connection."""
+"""By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form where that is
+known (`network.connection.REFUSED`), and closes its connection otherwise."""
 
 READS = frozenset(
     (1, 2, 3, 9, 10, 15, 16, 23, 29, 32, 35, 46, 48, 50, 55, 60, 61, 65, 66, 69, 74, 75, 10000, 10004, 10006, 10007)

@@ -205,6 +205,7 @@ async def handle_incremental_alter_configs(
 
     async def alter(resource: AlterConfigsResource) -> AlterConfigsResourceResponse:
         try:
+            _refuse_twice(resource, call)
             check_configs(resource.configs)
             changes = [ConfigChange(it.name, _operation(it.config_operation), it.value) for it in resource.configs]
             if resource.resource_type == GROUP:
@@ -242,6 +243,7 @@ async def handle_alter_configs(
 
     async def replace(resource: Replaced) -> ReplacedResponse:
         try:
+            _refuse_twice(resource, call)
             check_configs(resource.configs)
             if resource.resource_type == BROKER:
                 key = _broker_key(broker, resource.resource_name)
@@ -281,6 +283,12 @@ def check_configs(configs: Sequence[Given]) -> None:
     if size > CONFIGS_SIZE_MAX:
         message = f"The configs of a resource have {size} characters; {CONFIGS_SIZE_MAX} are allowed."
         raise ApiError(ErrorCode.INVALID_REQUEST, message)
+
+
+def _refuse_twice(resource: AlterConfigsResource | Replaced, call: RequestContext) -> None:
+    """Refuse a resource that the request names more than once: each time is a durable write that all logs take on."""
+    if (resource.resource_type, resource.resource_name) in call.twice:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "Each resource may be given once.")
 
 
 def _refuse_resource(kind: int) -> None:

@@ -9,11 +9,12 @@ of the coordinator ends all parts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Set
 from copy import copy
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from anabranch.server.context import PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
+from anabranch.server.context import NOTHING_TWICE, PARTITIONS_AT_A_TIME, BrokerContext, Large, RequestContext
 
 if TYPE_CHECKING:
     from anabranch.server.handlers import Handler
@@ -32,7 +33,12 @@ class Parts(NamedTuple):
     """The array of each element of `asked` that names things; empty where the elements are the things."""
     answered_inner: str = ""
     key: Callable[[Any], Hashable] | None = None
-    """The identity of an element, where each thing is answered once, however often it is named: its answer is long."""
+    """The identity of an element, where each thing is answered once, however often it is named: its answer is long, or
+    it is changed for good. What a request says last of it counts."""
+    key_inner: Callable[[Any], Hashable] | None = None
+    """The same of what `asked_inner` names; None where that are numbers or strings."""
+    unique: Callable[[Any], Hashable] | None = None
+    """The identity of an element that a request may name once: the handler refuses those in `RequestContext.twice`."""
     asked_earlier: str = ""
     """The array in place of `asked` in earlier versions."""
     weight: int = 1
@@ -60,13 +66,31 @@ class Parts(NamedTuple):
         if not self.asked_inner:
             setattr(request, self.name_of(request), list({self.key(it): it for it in elements}.values()))
             return
-        seen: set[Hashable] = set()
+        places: dict[Hashable, tuple[list[Any], int]] = {}
         for element in elements:
-            key = self.key(element)
-            named = dict.fromkeys(getattr(element, self.asked_inner))
-            fresh = [it for it in named if (key, it) not in seen]
-            seen.update((key, it) for it in fresh)
+            key, fresh = self.key(element), list[Any]()
+            for it in getattr(element, self.asked_inner):
+                before, place = places.setdefault(
+                    (key, it if self.key_inner is None else self.key_inner(it)), (fresh, len(fresh))
+                )
+                if place < len(before):
+                    before[place] = it
+                else:
+                    before.append(it)
             setattr(element, self.asked_inner, fresh)
+
+    def twice(self, request: Any) -> Set[Hashable]:
+        """Find what a request names more than once and may not."""
+        elements = self.of(request)
+        if self.unique is None or not elements or len(elements) < 2:
+            return NOTHING_TWICE
+        return {name for name, count in Counter(map(self.unique, elements)).items() if count > 1}
+
+    def prepare(self, request: Any, call: RequestContext) -> RequestContext:
+        """Drop what a request names again, and note what it may not name again."""
+        self.once(request)
+        twice = self.twice(request)
+        return call._replace(twice=twice) if twice else call
 
     def long(self, request: Any) -> bool:
         """Whether a request is handled part by part."""
@@ -145,8 +169,9 @@ async def handle_in_parts(
     handler: Handler, parts: Parts, broker: BrokerContext, request: Any, call: RequestContext
 ) -> Large | Any:
     """Handle a long request."""
-    if parts.key is not None:  # Apart from the loop, where 200,000 elements would take too long.
-        await asyncio.get_running_loop().run_in_executor(None, parts.once, request)
+    if parts.key is not None or parts.unique is not None:
+        # Apart from the loop, where 200,000 elements would take too long.
+        call = await asyncio.get_running_loop().run_in_executor(None, parts.prepare, request, call)
     answers: list[tuple[bool, Any]] = []
     for continued, part in parts.split(request):
         answer = handler(broker, part, call)

@@ -7,7 +7,6 @@ when that takes longer than the request's timeout, the answer is REQUEST_TIMED_O
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 from uuid import UUID
@@ -52,10 +51,9 @@ async def handle_create_topics(
     broker: BrokerContext, request: CreateTopicsRequest, call: RequestContext
 ) -> CreateTopicsResponse:
     """Create each topic."""
-    twice = _twice(topic.name for topic in request.topics)
 
     async def create(topic: CreatableTopic) -> CreatableTopicResult:
-        if topic.name in twice:
+        if topic.name in call.twice:
             return CreatableTopicResult(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
             )
@@ -143,10 +141,9 @@ async def handle_create_partitions(
     broker: BrokerContext, request: CreatePartitionsRequest, call: RequestContext
 ) -> CreatePartitionsResponse:
     """Resize each topic to the count that is asked for, larger or smaller."""
-    twice = _twice(topic.name for topic in request.topics)
 
     async def resize(topic: CreatePartitionsTopic) -> CreatePartitionsTopicResult:
-        if topic.name in twice:
+        if topic.name in call.twice:
             return CreatePartitionsTopicResult(
                 name=topic.name, error_code=ErrorCode.INVALID_REQUEST, error_message="The topic is given twice."
             )
@@ -174,8 +171,3 @@ def _by_partition(topic: CreatableTopic) -> dict[int, list[int]]:
 
 def _in_order(topic: CreatePartitionsTopic) -> list[list[int]] | None:
     return None if topic.assignments is None else [list(it.broker_ids) for it in topic.assignments]
-
-
-def _twice(names: object) -> set[str]:
-    counted = Counter(names)  # type: ignore[call-overload]
-    return {name for name, count in counted.items() if count > 1}

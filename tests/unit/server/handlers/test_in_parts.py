@@ -7,6 +7,11 @@ import random
 from typing import Any
 
 from anabranch.base.limits import STRING_SIZE_MAX
+from anabranch.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
 from anabranch.protocol.messages.describe_groups import DescribeGroupsRequest
 from anabranch.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -124,3 +129,19 @@ def test_what_takes_long_to_find_ends_a_step_sooner() -> None:
     most = PARTITIONS_AT_A_TIME
     assert asyncio.run(steps([1] * (most + 2))) == [most, 2]
     assert asyncio.run(steps([most, 5 * most, 1, most - 1, 1])) == [1, 1, 2, 1]
+
+
+def test_what_is_said_last_of_a_struct_that_is_named_again_counts() -> None:
+    parts = ENDPOINTS[21].parts
+    assert parts is not None
+
+    def topic(name: str, *offsets: tuple[int, int]) -> DeleteRecordsTopic:
+        partitions = [DeleteRecordsPartition(partition_index=number, offset=offset) for number, offset in offsets]
+        return DeleteRecordsTopic(name=name, partitions=partitions)
+
+    request = DeleteRecordsRequest(
+        topics=[topic("t", (0, 1), (1, 2), (0, 3)), topic("u", (0, 7)), topic("t", (2, 4), (1, 9))]
+    )
+    parts.once(request)
+    found = [(it.name, [(at.partition_index, at.offset) for at in it.partitions]) for it in request.topics]
+    assert found == [("t", [(0, 3), (1, 9)]), ("u", [(0, 7)]), ("t", [(2, 4)])]
