@@ -162,6 +162,13 @@ def test_the_broker_lists_the_usual_names(broker: BrokerProcess) -> None:
     listed = Tool(broker).described(ResourceType.BROKER, "1")
     usual = {"log.retention.ms", "log.dirs", "num.partitions", "message.max.bytes", "log.flush.interval.messages"}
     assert usual | {"unclean.leader.election.enable", "log.cleaner.max.compaction.lag.ms"} <= listed.keys()
+    fixed = {name: listed[name] for name in ("num.io.threads", "num.network.threads", "listener.security.protocol.map")}
+    assert {name: it.value for name, it in fixed.items()} == {
+        "num.io.threads": "1",
+        "num.network.threads": "1",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
+    }
+    assert all(it.is_read_only for it in fixed.values())
 
 
 def test_a_logger_is_turned_up_and_down(broker: BrokerProcess, client: WireClient) -> None:

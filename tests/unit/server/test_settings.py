@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import anabranch
+from anabranch.machines.controller.configs import TOPIC_CONFIGS
 from anabranch.server.settings import (
     Address,
     Settings,
@@ -83,6 +87,31 @@ def test_addresses() -> None:
     assert parse_address("PLAINTEXT://:9092") == Address("", 9092)
     assert parse_address("[::1]:9092") == Address("::1", 9092)
     assert str(Address("::1", 9092)) == "[::1]:9092"
+
+
+SOURCES = Path(anabranch.__file__).parent
+TABLES = ("controller/configs.py", "settings/table.py")
+
+
+def test_a_config_or_setting_that_no_code_reads_is_described_as_accepted() -> None:
+    """Else an operator who sets one trusts in what does not happen."""
+    code = "\n".join(path.read_text() for path in SOURCES.rglob("*.py") if not str(path).endswith(TABLES))
+    topics = (SOURCES / "machines/controller/configs.py").read_text()
+    wrong = [
+        config.name
+        for config in TOPIC_CONFIGS.values()
+        if config.documentation.startswith("Accepted;") is (f'"{config.name}"' in code)
+    ]
+    accepted = {
+        config.broker_setting: config.documentation.startswith("Accepted;") for config in TOPIC_CONFIGS.values()
+    }
+    for item in fields(Settings):
+        name = item.metadata["name"]
+        is_read = re.search(rf"\b{item.name}\b", code) or f'"{name}"' in code or f'"{name}", ' in topics
+        is_accepted = accepted.get(name, not is_read)
+        if item.metadata["doc"].startswith("Accepted;") is not is_accepted:
+            wrong.append(name)
+    assert wrong == []
 
 
 def test_the_documented_table_is_the_one_in_force() -> None:

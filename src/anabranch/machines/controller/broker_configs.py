@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import is_whole
 from anabranch.machines.controller import nodes
-from anabranch.machines.controller.config_values import plain, split, whole
+from anabranch.machines.controller.config_values import one_of, plain, split, whole
 from anabranch.machines.controller.configs import (
     DAY_MS,
     LONG_MAX,
@@ -70,6 +70,20 @@ DYNAMIC: Mapping[str, TopicConfig] = {
     if config.broker_setting is not None and config.name != "durability"
 } | dict(OF_NO_TOPIC)
 """The dynamic settings, each with the topic's config that it is the default of. `durability` has a word more there."""
+FIXED: Mapping[str, TopicConfig] = {
+    name: TopicConfig(name, kind, value, one_of(value), documentation)
+    for name, kind, value, documentation in (
+        (
+            "listener.security.protocol.map",
+            ConfigType.STRING,
+            "PLAINTEXT:PLAINTEXT",
+            "Fixed; the only listener is neither encrypted nor authenticated.",
+        ),
+        ("num.io.threads", ConfigType.INT, "1", "Fixed; requests are handled by the broker's one event loop."),
+        ("num.network.threads", ConfigType.INT, "1", "Fixed; connections are served by the broker's one event loop."),
+    )
+}
+"""Settings of Kafka's that tools look at, with what is true here; they can neither be set nor changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,8 @@ def decide_alter_broker_configs(
 
 def _refuse(change: ConfigChange, static: Mapping[str, str]) -> Refused | None:
     config = DYNAMIC.get(change.name)
+    if change.name in FIXED:
+        return Refused(ErrorCode.INVALID_REQUEST, f"The setting {change.name!r} cannot be changed on this broker.")
     if config is None and change.name in static:
         return Refused(
             ErrorCode.INVALID_REQUEST,

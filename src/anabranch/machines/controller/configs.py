@@ -145,6 +145,7 @@ _B, _S, _I, _L, _D, _M = (
     ConfigType.DOUBLE,
     ConfigType.LIST,
 )
+NO_FLUSH_OF_ITS_OWN = "Accepted; a log is flushed before a produce is answered, or by the system, as durability says."
 _TABLE = (
     TopicConfig(
         "accept.range.fetch", _B, "false", boolean, "Whether a fetch may ask for the records of a range of keys only."
@@ -194,7 +195,7 @@ _TABLE = (
         _L,
         "60000",
         whole(0, LONG_MAX),
-        "How long a file that is deleted stays on the disk.",
+        "Accepted; the files of deleted segments are removed soon, whatever it says.",
         "log.segment.delete.delay.ms",
     ),
     TopicConfig(
@@ -202,7 +203,7 @@ _TABLE = (
         _L,
         str(LONG_MAX),
         whole(1, LONG_MAX),
-        "After how many records a log is flushed to the disk, where durability does not flush it sooner.",
+        NO_FLUSH_OF_ITS_OWN,
         "log.flush.interval.messages",
     ),
     TopicConfig(
@@ -210,7 +211,7 @@ _TABLE = (
         _L,
         str(LONG_MAX),
         whole(0, LONG_MAX),
-        "After which time a log is flushed to the disk, where durability does not flush it sooner.",
+        NO_FLUSH_OF_ITS_OWN,
         "log.flush.interval.ms",
     ),
     TopicConfig(
@@ -290,11 +291,16 @@ _TABLE = (
         _I,
         "1",
         whole(1, INT_MAX),
-        "How many replicas must have an acks=all produce before it is answered.",
+        "Accepted; with one replica per partition it changes nothing.",
         "min.insync.replicas",
     ),
     TopicConfig(
-        "preallocate", _B, "false", boolean, "Whether a segment's file is given its size at once.", "log.preallocate"
+        "preallocate",
+        _B,
+        "false",
+        boolean,
+        "Accepted; a segment's file grows as it is written.",
+        "log.preallocate",
     ),
     TopicConfig(
         "reserve.message.value.range.fetch",
@@ -332,7 +338,7 @@ _TABLE = (
         _I,
         str(10 << 20),
         whole(4, INT_MAX),
-        "How large the index of a segment may become.",
+        "Accepted; an index is as large as its segment needs.",
         "log.index.size.max.bytes",
     ),
     TopicConfig(
@@ -340,7 +346,7 @@ _TABLE = (
         _L,
         "0",
         whole(0, LONG_MAX),
-        "By how much the begin of a segment by time is scattered.",
+        "Accepted; segments that begin by time begin at segment.ms.",
         "log.roll.jitter.ms",
     ),
     TopicConfig(
@@ -356,7 +362,7 @@ _TABLE = (
         _B,
         "false",
         boolean,
-        "Whether a replica that is behind may become leader.",
+        "Accepted; a partition has one replica.",
         "unclean.leader.election.enable",
     ),
 )

@@ -259,8 +259,8 @@ _SERVED: dict[int, Endpoint] = {
     10007: Endpoint(_rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
-"""By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form where that is
-known (`network.connection.REFUSED`), and closes its connection otherwise."""
+"""By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form where that
+is known (`network.connection.REFUSED`), and closes its connection otherwise."""
 
 READS = frozenset(
     (1, 2, 3, 9, 10, 15, 16, 23, 29, 32, 35, 46, 48, 50, 55, 60, 61, 65, 66, 69, 74, 75, 10000, 10004, 10006, 10007)

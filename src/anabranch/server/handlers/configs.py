@@ -11,7 +11,7 @@ from typing import Protocol
 
 from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.limits import CONFIGS_PER_RESOURCE_MAX, CONFIGS_SIZE_MAX
-from anabranch.machines.controller.broker_configs import DYNAMIC, AlterBrokerConfigs, broker_of
+from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED, AlterBrokerConfigs, broker_of
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
     AlterConfigs,
@@ -169,10 +169,11 @@ def _described(
 
 
 def _broker_configs(broker: BrokerContext, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
-    """Describe all settings of this broker, and those that only topics have a table of."""
+    """Describe all settings of this broker, those that only topics have a table of, and those that are as they are."""
     told = broker.view.broker_settings
     known = {it.name: (it.default, KINDS[it.kind], it.doc) for it in described(broker.settings)}
-    known |= {name: (it.default, it.type, it.documentation) for name, it in DYNAMIC.items() if name not in known}
+    more = {**DYNAMIC, **FIXED}
+    known |= {name: (it.default, it.type, it.documentation) for name, it in more.items() if name not in known}
     return [
         _described(
             name,

@@ -43,7 +43,6 @@ class TopicSettings:
     log_append_time: bool
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
-    min_insync_replicas: int
     accepts_range_fetch: bool = False
     keeps_others_records: bool = False
     """Whether records that a pass finds for readers without a fetch at that time are kept for their next one."""
@@ -88,7 +87,6 @@ def topic_settings(overrides: Mapping[str, str], broker_settings: BrokerSettings
         log_append_time=value["message.timestamp.type"] == "LogAppendTime",
         timestamp_before_max_ms=min(int(value["message.timestamp.before.max.ms"]), difference),
         timestamp_after_max_ms=min(int(value["message.timestamp.after.max.ms"]), difference),
-        min_insync_replicas=int(value["min.insync.replicas"]),
         accepts_range_fetch=value["accept.range.fetch"] == "true",
         keeps_others_records=value["reserve.message.value.range.fetch"] == "true",
     )

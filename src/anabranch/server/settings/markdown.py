@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from anabranch.machines.controller.broker_configs import DYNAMIC
+from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED
+from anabranch.machines.controller.configs import TopicConfig
 from anabranch.server.settings.table import described
 
 _INTRODUCTION = """\
@@ -20,9 +21,10 @@ def as_markdown() -> str:
     """Return the table of all settings: docs/settings.md."""
     settings = [(it.name, it.kind, it.default, it.doc) for it in described()]
     known = {name for name, *_ in settings}
-    more = [
-        (name, it.type.name.lower(), it.default, it.documentation) for name, it in DYNAMIC.items() if name not in known
-    ]
+
+    def more(of: Mapping[str, TopicConfig]) -> list[tuple[str, str, str, str]]:
+        listed = [it for name, it in of.items() if name not in known]
+        return [(it.broker_setting or it.name, it.type.name.lower(), it.default, it.documentation) for it in listed]
 
     def table(rows: Iterable[tuple[str, str, str, str]]) -> list[str]:
         lines = ["", "| name | type | default | dynamic | |", "| --- | --- | --- | --- | --- |"]
@@ -32,5 +34,6 @@ def as_markdown() -> str:
         return lines
 
     lines = ["# Settings", "", *_INTRODUCTION.splitlines(), *table(settings)]
-    lines += ["", "These are dynamic only, and not read at the start:", *table(more)]
+    lines += ["", "These are dynamic only, and not read at the start:", *table(more(DYNAMIC))]
+    lines += ["", "These are fixed, and described to clients that look for them:", *table(more(FIXED))]
     return "\n".join(lines) + "\n"

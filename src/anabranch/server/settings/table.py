@@ -89,7 +89,7 @@ class Settings:
         "auto.create.topics.enable", parse_bool, True, "Create a topic when a client asks for it by name."
     )
     default_replication_factor: int = setting(
-        "default.replication.factor", Between(1, 1), 1, "Replicas of a topic that is created without a factor."
+        "default.replication.factor", Between(1, 1), 1, "Accepted; a partition has one replica."
     )
     delete_topic_enable: bool = setting("delete.topic.enable", parse_bool, True, "Whether topics can be deleted.")
 
@@ -126,7 +126,10 @@ class Settings:
         "log.index.interval.bytes", Between(0, INT32_MAX), 4096, "Bytes of log between two entries of its index."
     )
     log_index_size_max_bytes: int = setting(
-        "log.index.size.max.bytes", Between(4, INT32_MAX), 10 * 1024 * 1024, "Largest index of a log segment."
+        "log.index.size.max.bytes",
+        Between(4, INT32_MAX),
+        10 * 1024 * 1024,
+        "Accepted; an index is as large as its segment needs.",
     )
     log_cleanup_policy: str = setting(
         "log.cleanup.policy", CLEANUP, "delete", "How old segments are cleaned up: deleted, or compacted by key."

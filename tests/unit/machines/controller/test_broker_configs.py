@@ -50,6 +50,7 @@ def test_settings_are_set_taken_back_and_changed_item_by_item() -> None:
     ("change", "code", "words"),
     [
         (("listeners", SET, "x:1"), ErrorCode.INVALID_REQUEST, "when the broker starts"),
+        (("num.io.threads", SET, "8"), ErrorCode.INVALID_REQUEST, "cannot be changed"),
         (("log.retention.m", SET, "1"), ErrorCode.INVALID_CONFIG, "Did you mean 'log.retention.ms'?"),
         (("log.retention.ms", SET, "soon"), ErrorCode.INVALID_CONFIG, "must be a whole number"),
         (("log.retention.ms", SET, None), ErrorCode.INVALID_REQUEST, "needs a value"),

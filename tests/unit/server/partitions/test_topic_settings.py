@@ -24,7 +24,6 @@ def test_defaults_are_kafkas() -> None:
     assert (made.message_size_max, made.compression, made.log_append_time) == (1_048_588, None, False)
     assert (made.log.retention_ms, made.log.retention_bytes) == (7 * 24 * 3_600_000, -1)
     assert (made.log.delete, made.log.compact) == (True, False)
-    assert made.min_insync_replicas == 1
 
 
 def test_a_topics_config_counts_before_the_brokers_and_that_before_the_default() -> None:
