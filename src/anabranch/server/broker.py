@@ -415,6 +415,12 @@ class Broker:
         gauge("anabranch_log_open_files_max", "Files of logs that may be open.", lambda: files.most)
         gauge("anabranch_log_files_closed", "Files closed to open others, so far.", lambda: files.closed)
         gauge("anabranch_log_files_refused", "Files not opened for want of room, so far.", lambda: files.refused)
+        controller = self._controller
+        gauge(
+            "anabranch_topic_inspections_failed",
+            "Topics that searches for empty partitions and layouts have left out, so far.",
+            lambda: controller.inspections_failed,
+        )
         gauge("anabranch_log_syncs", "Group commits so far.", lambda: context.replicas.commits.syncs)
 
         def held_up() -> Iterator[Sample]:

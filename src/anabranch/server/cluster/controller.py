@@ -43,7 +43,7 @@ from anabranch.machines.controller.terms import decide_elected, decide_register_
 from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
-from anabranch.runtime.events import EventLogger
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.timers import Timers
 from anabranch.runtime.turns import in_turns
 from anabranch.server.cluster.feed import everything, update_after
@@ -62,6 +62,8 @@ DELETED_AT_A_TIME = 5_000
 """Nodes that are deleted in one transaction, where a decision deletes more and does nothing else."""
 TOPICS_AT_A_TIME = 1_000
 """Topics that are looked at before other work has its turn."""
+LINES_INTERVAL_S, LINES_MAX = 10.0, 10
+"""Lines of the log about topics whose inspection fails: at most so many in the interval."""
 LARGE_TOPIC = 200
 """Partitions of a topic from which on decisions are made in a thread: about 4 ms."""
 
@@ -85,6 +87,9 @@ class Controller:
         self._waiting: dict[str | None, set[asyncio.Future[None]]] = {}
         """Who waits for a change of a topic; under None, of anything."""
         self._failures = 0
+        self.inspections_failed = 0
+        """Topics that rounds of inspection have left out."""
+        self._lines = EventLimit(LINES_INTERVAL_S, LINES_MAX)
         self._refuses = False
         """Whether the broker is about to stop, so that no command begins."""
         self._large = False
@@ -357,15 +362,28 @@ class Controller:
 
     async def inspect_all_layouts(self) -> None:
         """Inspect the layouts of every topic that has more than one."""
-        async for topic in in_turns(list(self.state.topics.values()), TOPICS_AT_A_TIME):
-            if len(topic.layouts) > 1:
-                await self.inspect_layouts(topic.name)
+        await self._inspect_all(lambda topic: len(topic.layouts) > 1, self.inspect_layouts)
 
     async def inspect_all_retiring(self) -> None:
         """Inspect the retiring partitions of every topic: the reaper's round."""
+        await self._inspect_all(_has_retiring, self.inspect_retiring)
+
+    async def _inspect_all(self, concerns: Callable[[Topic], bool], inspect: Callable[[str], Awaitable[None]]) -> None:
+        """Inspect topics one after the other; a failure is logged, and leaves out its topic alone."""
         async for topic in in_turns(list(self.state.topics.values()), TOPICS_AT_A_TIME):
-            if _has_retiring(topic):
-                await self.inspect_retiring(topic.name)
+            if not concerns(topic):
+                continue
+            try:
+                await inspect(topic.name)
+            except Exception as error:
+                self.inspections_failed += 1
+                suppressed = self._lines.admit(self._now_ms() / 1000)
+                if suppressed is None:
+                    continue
+                if isinstance(error, OSError):
+                    events.warning("topic not inspected", topic=topic.name, reason=error, suppressed=suppressed)
+                else:  # A defect.
+                    events.error("topic not inspected", topic=topic.name, exception=error, suppressed=suppressed)
 
     def _on_timer(self, key: Hashable) -> None:
         match key:

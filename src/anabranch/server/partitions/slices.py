@@ -18,10 +18,14 @@ from anabranch.base.errors import ApiError
 from anabranch.base.limits import SLICES_SIZE_MAX
 from anabranch.machines.partition.slices import Slice, SliceRoom, Slices, SliceSettings
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.slice_waits import SliceWaits
 
+events = EventLogger("slices")
+LINES_INTERVAL_S = 60.0
+"""The log has one line about sweeps that fail in this interval."""
 WORK_AT_A_TIME = 500
 """Slices that `sweep` frees before other work has its turn, and ten times the books that it looks at: 2 ms."""
 SWEEP_INTERVAL_MS = 1_000
@@ -54,6 +58,8 @@ class SliceBooks:
         self.waits = SliceWaits()
         """The fetches that wait for slices."""
         self.claims = metrics.counter("anabranch_slices_claimed_total", "Slices of partitions that members got.")
+        self._failures = metrics.counter("anabranch_slices_sweep_failures_total", "Books that a sweep left out.")
+        self._lines = EventLimit(LINES_INTERVAL_S)
         self._again_of_dropped = 0
         gauge = metrics.gauge
         metrics.total(
@@ -81,7 +87,10 @@ class SliceBooks:
         return found
 
     async def sweep(self) -> None:
-        """Free what is held by nobody any more, in all books, and drop those in which nothing is."""
+        """Free what is held by nobody any more, in all books, and drop those in which nothing is.
+
+        A defect in a book is logged, and leaves out that book alone.
+        """
         work = 0
         for key, slices in list(self._books.items()):
             more = self._books.get(key) is slices
@@ -90,6 +99,9 @@ class SliceBooks:
                     more = slices.sweep(self._live(key.group_id), self.now_ms)
                 except ApiError:  # The coordinator reads its log.
                     more = False
+                except Exception as error:  # A defect, which concerns this book alone.
+                    more = False
+                    self._failed(key, error)
                 work += 10 + slices.work
                 if work >= WORK_AT_A_TIME:
                     work = 0
@@ -97,6 +109,15 @@ class SliceBooks:
             if slices.is_idle and self._books.get(key) is slices:
                 del self._books[key]
                 self._again_of_dropped += slices.offered_again
+
+    def _failed(self, book: Book, error: Exception) -> None:
+        self._failures.add()
+        suppressed = self._lines.admit(self.now_ms / 1000)
+        if suppressed is not None:
+            name = f"{book.topic_id}-{book.partition}"
+            events.error(
+                "slices not swept", group=book.group_id, partition=name, exception=error, suppressed=suppressed
+            )
 
     def _offered_again(self) -> int:
         return self._again_of_dropped + sum(slices.offered_again for slices in self._books.values())

@@ -464,3 +464,38 @@ def test_others_have_their_turn_while_many_topics_are_looked_at(tmp_path: Path) 
         await controller.stop()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), AssertionError("a defect")])
+def test_a_topic_that_cannot_be_inspected_does_not_keep_those_behind_it_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    inspected: list[str] = []
+
+    async def inspect(self: Controller, topic: str) -> None:
+        inspected.append(topic)
+        if topic == "t0":
+            raise error
+
+    async def story() -> None:
+        world = World(tmp_path)
+        controller = await world.start()
+        for number in range(3):
+            layouts = Layout(0, 2), Layout(1, 1)
+            topic = Topic(f"t{number}", UUID(int=number + 1), {0: (1,), 1: (1,)}, 1, layouts, {1})
+            controller.state.topics[topic.name] = topic
+        for name in ("inspect_retiring", "inspect_layouts"):
+            monkeypatch.setattr(Controller, name, inspect)
+        await controller.inspect_all_retiring()
+        await controller.inspect_all_layouts()
+        assert inspected == ["t0", "t1", "t2"] * 2
+        assert controller.inspections_failed == 2
+        for _ in range(2 * controller_module.LINES_MAX):
+            await controller.inspect_all_retiring()
+        said = [record.getMessage() for record in caplog.records]
+        assert said == ["topic not inspected"] * controller_module.LINES_MAX
+        monkeypatch.undo()
+        controller.state.topics.clear()
+        await controller.stop()
+
+    asyncio.run(story())

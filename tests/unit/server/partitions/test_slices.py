@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
+
+import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.partition.slices import SESSION_SIZE, SLICE_SIZE, Claimant
+from anabranch.machines.partition.slices import SESSION_SIZE, SLICE_SIZE, Claimant, Slices
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.partitions.partition import Partition
@@ -76,6 +78,31 @@ def test_what_is_nobodys_is_freed_though_nobody_claims_some_at_a_time() -> None:
     assert len(leader.books) == COUNT
     leader.is_loading, leader.live = False, set()
     asyncio.run(sweep())
+    assert (len(leader.books), leader.size) == (0, 0)
+
+
+def test_a_defect_in_a_book_leaves_out_that_book_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader = Leader()
+    broken = leader.books.of("g", partition(0))
+    sweep = Slices.sweep
+
+    def fail(slices: Slices, *given: Any) -> bool:
+        if slices is broken:
+            raise AssertionError("a defect")
+        return sweep(slices, *given)
+
+    monkeypatch.setattr(Slices, "sweep", fail)
+    leader.live = set()
+    for _ in range(5):
+        asyncio.run(leader.books.sweep())
+    assert [len(leader.books.held("g", partition(number))) for number in range(COUNT)] == [SLICES, 0, 0]
+    assert len(leader.books) == 1
+    assert leader.metrics.counter("anabranch_slices_sweep_failures_total", "").value == 5
+    assert [record.getMessage() for record in caplog.records] == ["slices not swept"]
+    monkeypatch.undo()
+    asyncio.run(leader.books.sweep())
     assert (len(leader.books), leader.size) == (0, 0)
 
 
