@@ -3,9 +3,11 @@
 Each frame is made from the declaration of a request that the broker serves, with values that are ordinary, extreme or
 empty, now and then with thousands of elements; half of them are then changed: bytes flipped, lengths made huge, ends
 cut off. They go over some connections at a time, one behind the other. A well-behaved client produces beside them.
-There is no traceback and no line of an error, hardly a step of the loop over 10 ms of the processor, and no more
-memory than the budgets and 100 MB. A seed makes the same frames again, from any multiple of LOOK_EVERY on, so that
-a run can be continued: `python -m tests.fuzz.frames --seed 7 --first 300000 --count 1000000`.
+There is no traceback and no line of an error, no step of the loop over 10 ms of the processor, and no more memory than
+the budgets and 100 MB. A step is longer than that now and then because others use the machine: the frames of a stretch
+with one are sent again, and one whose steps are long each time ends the run. A seed makes the same frames again, from
+any multiple of STRETCH on, so that a run can be continued:
+`python -m tests.fuzz.frames --seed 7 --first 300000 --count 1000000`.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import select
 import selectors
 import socket
 import struct
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing import get_context
@@ -33,7 +37,7 @@ from anabranch.protocol.frames import encode_request
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
 from anabranch.protocol.registry import API
 from tests.support.broker import BrokerProcess, running
-from tests.support.steps import long_steps
+from tests.support.steps import long_each_time
 from tests.support.wire import WireClient, batch
 
 FRIEND = "friend"
@@ -61,10 +65,12 @@ BUDGETS: dict[str, Any] = {
 }
 GROWTH_MAX = sum(BUDGETS.values()) + BUDGETS["queued_max_response_bytes"] + 100 * 10**6
 """The budgets, that of answers twice, and 100 MB."""
-LOOK_EVERY = 5_000
+STRETCH = 500
+"""Frames that are sent again where a step was long."""
+TELL_EVERY = 5_000
 P99_MAX_S = 0.050
 FRAMES_PER_LONG_STEP = 10_000
-"""A step takes longer where others use the machine: so many frames may come with one of more than 10 ms."""
+"""So many frames may come with one step of more than 10 ms that is not long again."""
 FRIEND_PAUSE_S = 0.010
 
 
@@ -158,9 +164,19 @@ class Sender:
     def events(self) -> int:
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._left or not self._unanswered else 0)
 
-    def go_on(self) -> bool:
-        """Send and receive what is possible now; False at the end."""
-        if not self._left and not self._unanswered:
+    @property
+    def busy(self) -> bool:
+        """Whether a frame is not answered yet."""
+        return self._unanswered > 0
+
+    @property
+    def sending(self) -> bool:
+        """Whether a frame is not sent yet."""
+        return bool(self._left)
+
+    def go_on(self, *, begin: bool = True) -> bool:
+        """Send and receive what is possible now; False at the end. `begin`: the next frames, if all are answered."""
+        if begin and not self._left and not self._unanswered:
             frames = self._next_frames()
             self._left, self._unanswered = memoryview(frames), len(list(split(frames)))
         try:
@@ -224,9 +240,26 @@ class Senders:
                     self._end(sender)
                 elif sender.events != before:
                     self._selector.modify(sender.socket, sender.events, sender)
-            latest = time.monotonic() - PATIENCE_S
-            for sender in [it for it in self._open if it.heard < latest]:
-                self._end(sender)
+            self._end_silent()
+
+    def settle(self) -> None:
+        """Wait until all that was sent is judged."""
+        while busy := [sender for sender in self._open if sender.busy]:
+            sockets = {sender.socket: sender for sender in busy}
+            writing = [sender.socket for sender in busy if sender.sending]
+            readable, writable, _ = select.select([*sockets], writing, (), PATIENCE_S)
+            for ready in {*readable, *writable}:
+                if not sockets[ready].go_on(begin=False):
+                    self._end(sockets[ready])
+            self._end_silent()
+        for sender in self._open:
+            self._selector.modify(sender.socket, sender.events, sender)
+
+    def _end_silent(self) -> None:
+        """Hang up on frames that have no answer in time."""
+        latest = time.monotonic() - PATIENCE_S
+        for sender in [it for it in self._open if it.heard < latest]:
+            self._end(sender)
 
     def _begin(self) -> None:
         sender = Sender(self._port, self._maker.frames)
@@ -289,7 +322,7 @@ class Figures(NamedTuple):
     grown: int
     """Resident bytes of the broker."""
     steps: Mapping[str, float]
-    """Steps of more than 10 ms of processor time, by the work that was done."""
+    """Steps of more than 10 ms of processor time that were not long again, by the work that was done."""
 
 
 def make_coordinators(client: WireClient) -> None:
@@ -312,20 +345,28 @@ def check(
             client.create(FRIEND, retention_ms="-1")
             make_coordinators(client)
         senders.send(100)  # What is imported or made once does not count.
-        before, long_before = broker.resident_bytes(), long_steps(broker)
+        senders.settle()
+        before, steps = broker.resident_bytes(), Counter[str]()
+
+        def send(first: int) -> None:
+            maker.begin(first)
+            senders.send(min(STRETCH, first_frame + count - first))
+            senders.settle()
+
         with friend_of(broker) as took:
-            for first in range(first_frame, first_frame + count, LOOK_EVERY):
-                maker.begin(first)
-                senders.send(min(LOOK_EVERY, first_frame + count - first))
+            for first in range(first_frame, first_frame + count, STRETCH):
+                found, works = long_each_time(broker, partial(send, first))
+                assert not works, f"seed {seed}: from frame {first} on a step is long each time: {works}"
+                steps.update(found)
                 assert broker.alive, (seed, first)
                 assert not broker.said("error"), (seed, first, broker.said("error")[:3])
                 assert not broker.said("raw"), (seed, first, broker.said("raw")[:30])
-                found = {work: times - long_before.get(work, 0) for work, times in long_steps(broker).items()}
-                steps = {work: times for work, times in found.items() if times}
                 grown = broker.resident_bytes() - before
                 assert grown < GROWTH_MAX, (seed, first, grown, broker.metrics())
-                rate = (first - first_frame + LOOK_EVERY) / (time.monotonic() - began)
-                told(f"seed {seed}: {first + LOOK_EVERY} frames, {rate:.0f} per second, {grown >> 20} MiB, {steps}")
+                if (first + STRETCH) % TELL_EVERY == 0:
+                    rate = (first - first_frame + STRETCH) / (time.monotonic() - began)
+                    said = f"{first + STRETCH} frames, {rate:.0f} per second, {grown >> 20} MiB, {dict(steps)}"
+                    told(f"seed {seed}: {said}")
         half, most = took[len(took) // 2], took[len(took) * 99 // 100]
         rate = count / (time.monotonic() - began)
         return Figures(count, senders.connections, rate, half, most, grown, steps)
@@ -335,7 +376,7 @@ def main() -> int:
     """Run for long, and say how it goes; the exit code is 1 if a bound was passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.frames", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d")))
-    parser.add_argument("--first", type=int, default=0, help=f"a multiple of {LOOK_EVERY}")
+    parser.add_argument("--first", type=int, default=0, help=f"a multiple of {STRETCH}")
     parser.add_argument("--count", type=int, default=1_000_000)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

@@ -22,6 +22,28 @@ def long_steps(broker: BrokerProcess) -> Mapping[str, float]:
     return {name: count for name, count in broker.metrics().items() if name.startswith(LONG_STEPS)}
 
 
+def long_each_time(
+    broker: BrokerProcess, act: Callable[[], object], tries: int = TRIES
+) -> tuple[Mapping[str, float], Collection[str]]:
+    """Have a broker do something, and again while steps of the same work were too long each time.
+
+    Return how many there were at the first time, by their work, and the works of which one was too long each time.
+    """
+    first: dict[str, float] = {}
+    works: set[str] = set()
+    for attempt in range(tries):
+        before = long_steps(broker)
+        act()
+        found = {name: now - before.get(name, 0) for name, now in long_steps(broker).items()}
+        found = {name: count for name, count in found.items() if count}
+        if not attempt:
+            first, works = found, {*found}
+        works &= found.keys()
+        if not works:
+            break
+    return first, works
+
+
 def in_short_steps(
     broker: BrokerProcess, act: Callable[[], Answer], tries: int = TRIES, works: Collection[str] | None = None
 ) -> Answer:
