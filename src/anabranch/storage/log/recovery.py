@@ -25,7 +25,14 @@ from anabranch.base.ids import is_whole
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, parse_header
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import Known
-from anabranch.storage.log.damage import ASIDE_SUFFIX, aside, is_whole_batch, keep_bytes, sound_batch_behind
+from anabranch.storage.log.damage import (
+    ASIDE_SUFFIX,
+    DAMAGED_SUFFIX,
+    aside,
+    is_whole_batch,
+    keep_bytes,
+    sound_batch_behind,
+)
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.index import INDEX_SUFFIX, TIME_INDEX_SUFFIX
@@ -35,13 +42,19 @@ logger = logging.getLogger("anabranch.storage.log")
 
 SCAN_SIZE = 4 << 20
 CLEANER_FILE = "cleaner-checkpoint"
-"""A log that has it may be compacted."""
+"""A log that has it may be compacted: `may_be_compacted`."""
 FINDING_FILE = "scrub-finding"
 """A batch of the log was found unsound (`scrub`)."""
 CLEANED_SUFFIX = ".cleaned"
 """A compacted segment that is not finished, or not synced."""
 SWAP_SUFFIX = ".swap"
 """A finished compacted segment that replaces the segments whose offsets it covers."""
+
+
+def may_be_compacted(disk: Disk, directory: Path) -> bool:
+    """Whether offsets may be missing in the log; also while a damaged checkpoint of the cleaner is being replaced."""
+    path = directory / CLEANER_FILE
+    return disk.exists(path) or disk.exists(path.with_name(path.name + DAMAGED_SUFFIX))
 
 
 def epochs_of_batches(disk: Disk, directory: Path) -> LeaderEpochs:
@@ -97,7 +110,7 @@ def recover(
     _check_start(directory, start, floor, known, bases, power_lost=power_lost)
     opening = _Opening(disk, directory, point, epochs, index_interval, visit)
     opening.floor, opening.power_lost = floor, power_lost
-    opening.gaps = (known.recovery_point is None or floor <= start) and disk.exists(directory / CLEANER_FILE)
+    opening.gaps = (known.recovery_point is None or floor <= start) and may_be_compacted(disk, directory)
     below = [base for base, following in itertools.pairwise(bases) if following <= start]
     bases = bases[len(below) :]
     opening.end = bases[0] if bases else start

@@ -20,7 +20,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.log.batch_files import Source
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
-from anabranch.storage.log.recovery import CLEANER_FILE, FINDING_FILE, scan
+from anabranch.storage.log.recovery import FINDING_FILE, may_be_compacted, scan
 from anabranch.storage.log.segment import path_of
 
 BATCH_COST = 4096
@@ -70,7 +70,7 @@ def scrub(disk: Disk, directory: Path, source: Source, pause: Callable[[int], No
         following = header.next_offset
         pause(max(header.size, BATCH_COST))
 
-    compacted = disk.exists(directory / CLEANER_FILE)
+    compacted = may_be_compacted(disk, directory)
     tail = scan(file, 0, min(source.size, file.size()), source.base_offset, found, gaps=compacted)
     reason = tail.reason
     if reason is None and tail.size < source.size:
