@@ -12,6 +12,7 @@ APPENDING = "machines/partition/appending.py"
 RECOVERY = "storage/log/recovery.py"
 CHECKPOINTS = "storage/checkpoints.py"
 REPAIR = "server/cluster/repair.py"
+SNAPSHOTS = "storage/log/snapshots.py"
 REPLICAS = "server/partitions/replicas.py"
 COMPACTION = "server/partitions/compaction.py"
 POOL = "runtime/net/pool.py"
@@ -258,6 +259,15 @@ RELIABILITY = (
             REPAIR,
             "    if unknown:\n        raise MetadataLostError(\n",
             "    if not logs and unknown:\n        raise MetadataLostError(\n",
+        ),
+    ),
+    _seen(
+        "a damaged snapshot of producers forgets those of deleted records",
+        f"{DAMAGE}::test_a_flipped_bit_of_a_producer_snapshot_forgets_no_producer",
+        Edit(
+            SNAPSHOTS,
+            "            if log_start > 0 and (found is None or found[0] < log_start):\n",
+            "            if log_start < 0:\n",
         ),
     ),
     # Background work.

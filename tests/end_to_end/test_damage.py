@@ -215,6 +215,50 @@ def test_a_flipped_bit_of_a_log_start_hides_no_records(tmp_path: Path) -> None:
     broker.stop()
 
 
+def test_a_flipped_bit_of_a_producer_snapshot_forgets_no_producer(tmp_path: Path) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+        producer = client.producer_id()
+        client.produce("t", 0, batch([b"once"], producer=(producer, 0, 0)))
+        client.delete_everything("t", 0)
+        client.produce("t", 0, batch([b"kept"]))
+    broker.stop()
+    sound = {path: path.read_bytes() for path in (tmp_path / "t-0").glob("*.snapshot")}
+    assert sound
+    for path, data in sound.items():
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    damaged = {path: path.read_bytes() for path in sound}
+    broker.start()
+    with WireClient(broker.port) as client:
+        offline(broker, client, "what they repeat could be appended twice")
+        refused = client.produce("t", 0, batch([b"once"], producer=(producer, 0, 0)))
+        assert refused.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    broker.stop()
+    assert {path: path.read_bytes() for path in (tmp_path / "t-0").glob("*.snapshot")} == damaged
+
+    for path, data in sound.items():
+        path.write_bytes(data)
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.produce("t", 0, batch([b"once"], producer=(producer, 0, 0))).base_offset == 0, "repeated"
+        assert client.read_all("t", start=1) == [(1, b"kept")]
+    broker.stop()
+
+    for path in (tmp_path / "t-0").glob("*.snapshot"):
+        path.write_bytes(path.read_bytes()[:-1])
+    told, _ = run("", "repair", "--data", tmp_path)
+    assert all(f"would rename {path}" in told for path in (tmp_path / "t-0").glob("*.snapshot"))
+    run("", "repair", "--data", tmp_path, "--apply")
+    assert list((tmp_path / "t-0").glob("*.snapshot.damaged")) and not list((tmp_path / "t-0").glob("*.snapshot"))
+    assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t", start=1) == [(1, b"kept")]
+        assert client.produce("t", 0, batch([b"new"])).error_code == ErrorCode.NONE
+    broker.stop()
+
+
 def test_a_log_start_behind_the_end_is_damage(tmp_path: Path) -> None:
     broker = soon(tmp_path).start()
     with WireClient(broker.port) as client:

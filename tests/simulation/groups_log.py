@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from anabranch.machines.groups.records import CoordinatorRecord, decode_record
 from anabranch.records.batch import BatchHeader, parse_end_transaction_marker, parse_header
 from anabranch.records.key_values import decode_pairs, encode_pairs
 from anabranch.storage.interface import Appended, FetchedSlice, LogObserver, Unobserved
+
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -114,8 +116,9 @@ class FalseLog:
     def slices(self) -> list[FetchedSlice]:
         return [FetchedSlice(b"".join(batch.data for batch in self.batches))]
 
-    def snapshots(self) -> Iterator[tuple[int, bytes]]:
-        return iter(())
+    def newest_snapshot(self, restore: Callable[[bytes], T]) -> tuple[int, T] | None:
+        del restore
+        return None
 
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
         return (header for batch in self.batches if (header := parse_header(batch.data)).base_offset >= offset)

@@ -18,7 +18,7 @@ from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
-from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside
+from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.scrub import check_finding
@@ -194,6 +194,10 @@ class DataDirectory:
         """Record durably that a closed log starts at `offset`. Blocks; OSError."""
         self.checkpoints.record(str(partition), log_start=offset)
         self.checkpoints.save()
+
+    def keep_damaged(self, path: Path) -> None:
+        """Rename a damaged file of a closed log, durably. Blocks; OSError."""
+        keep_damaged(self._disk, path)
 
     def move_away(self, partition: TopicPartition) -> None:
         """Move a closed log out of the way, with all its files. Blocks; OSError."""

@@ -229,8 +229,12 @@ class PartitionLog(Protocol):
     def headers_from(self, offset: int) -> Iterator[BatchHeader]:
         """Read the headers of all batches that end at or behind `offset`, in order. Blocks; OSError."""
 
-    def snapshots(self) -> Iterator[tuple[int, bytes]]:
-        """Read the snapshots that fit the log, newest first, each with the end it was taken at. Blocks; OSError."""
+    def newest_snapshot(self, restore: Callable[[bytes], T]) -> tuple[int, T] | None:
+        """Restore the newest snapshot that fits the log; return it with the end it was taken at, None without one.
+
+        One that `restore` refuses with a DecodeError is damaged: it is put out of the way. OfflineLogError, with
+        everything as it was, where it told of deleted records that no other one tells of. Blocks; OSError.
+        """
 
     def write_snapshot(self, data: bytes, *, only: bool = False) -> None:
         """Keep a snapshot of state derived from the log up to its end; with `only`, no other. Blocks; OSError."""

@@ -4,7 +4,8 @@ The logs of a data directory belong to the topics in its metadata. Without the m
 would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
 seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
 leader epochs, and producer ids that were handed out. Logs that the copy does not have are moved out of the way into
-`unknown/`; a log whose recorded start is lost starts at its first file. Nothing is deleted.
+`unknown/`; a log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed.
+Nothing is deleted.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
     """Plan the repair of a data directory, which is locked; nothing is changed yet. AnabranchError, OSError."""
     directory = DataDirectory(path, disk)
     try:
-        return directory, [*_metadata_steps(directory), *_log_start_steps(directory)]
+        return directory, [*_metadata_steps(directory), *_log_steps(directory)]
     except BaseException:
         directory.release()
         raise
@@ -131,13 +132,17 @@ def _changes(directory: DataDirectory, tree: Mapping[str, bytes], logs: Sequence
     return changes
 
 
-def _log_start_steps(directory: DataDirectory) -> list[Step]:
+def _log_steps(directory: DataDirectory) -> list[Step]:
     steps = []
     for log in directory.logs():
-        base = directory.survey(log).first_base
+        found = directory.survey(log)
+        base = found.first_base
         if base is not None and _log_start_is_lost(directory, log, base):
             text = f"start the log of {log} at offset {base}, where its first file begins"
             steps.append(Step(text, partial(directory.start_log_at, log, base)))
+        for path in found.damaged_snapshots:
+            text = f"rename {path}, which is damaged; producers that nothing else tells of are forgotten"
+            steps.append(Step(text, partial(directory.keep_damaged, path)))
     return steps
 
 

@@ -122,6 +122,8 @@ class Appender:
                 partition.log.resume(self._steady_ms)
             except OSError as failure:
                 return _storage_failed(partition, failure)
+            if partition.offline_reason is not None:  # Its producers could not be folded again.
+                return Produced(ErrorCode.KAFKA_STORAGE_ERROR)
         if ancestors and header.producer_id != NO_PRODUCER_ID:
             refused = self._resume_logs(ancestors)
             if refused is not None:

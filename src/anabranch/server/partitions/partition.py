@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Collection
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from anabranch.base.errors import DecodeError, ErrorCode
+from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_LEADER_EPOCH, TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.cuts import NO_CUTS
@@ -25,7 +25,7 @@ from anabranch.records.batch import CONTROL, BatchHeader, parse_end_transaction_
 from anabranch.runtime.events import EventLimit, EventLogger
 from anabranch.runtime.mapped import read_in
 from anabranch.server.partitions.topic_settings import TopicSettings
-from anabranch.storage.interface import Appended, PartitionLog
+from anabranch.storage.interface import Appended, OfflineLogError, PartitionLog
 
 events = EventLogger("partition")
 FAILURE_INTERVAL_S = 10.0
@@ -170,7 +170,7 @@ class Partition:
 
     def rebuild_table(self, now_ms: int) -> None:
         """Fold the producer table anew."""
-        self.take_table(fold_producers(self.log, self.name, now_ms), now_ms)
+        self.take_table(fold_producers(self.log, now_ms), now_ms)
 
     def take_table(self, folded: Folded, now_ms: int) -> None:
         """Take the producer table that was folded of the log."""
@@ -258,7 +258,11 @@ class Partition:
         """Unsynced records were cut after a failed sync: fold the table of those that are left."""
         events.warning("unsynced records cut after a failed sync", partition=self.name, log_end=end)
         self.log_cuts += 1
-        self.rebuild_table(self._now_ms)
+        try:
+            self.rebuild_table(self._now_ms)
+        except OfflineLogError as error:
+            self.table = ProducerTable()  # The old one tells of batches that are gone.
+            self.take_offline(str(error))
         self.changed()
 
     # -- waiting -------------------------------------------------------------------------------------------------
@@ -323,19 +327,16 @@ class Folded(NamedTuple):
     """Where the snapshot was taken that they were folded from; the log's start without one."""
 
 
-def fold_producers(log: PartitionLog, name: TopicPartition, now_ms: int) -> Folded:
-    """Fold the producers of a log: the newest snapshot that can be read, then the batches after it.
+def fold_producers(log: PartitionLog, now_ms: int) -> Folded:
+    """Fold the producers of a log: the newest sound snapshot, then the batches after it.
 
-    Blocks; OSError, OfflineLogError.
+    Blocks; OSError, OfflineLogError, also where producers of deleted records are lost with a damaged snapshot.
     """
     table, start = ProducerTable(), log.log_start
-    for offset, data in log.snapshots():
-        try:
-            table, start = ProducerTable.restore(data), max(offset, start)
-            table.seen_by(now_ms)
-            break
-        except DecodeError as error:
-            events.warning("producer snapshot skipped", partition=name, offset=offset, reason=error)
+    newest = log.newest_snapshot(ProducerTable.restore)
+    if newest is not None:
+        table, start = newest[1], max(newest[0], start)
+        table.seen_by(now_ms)
     if start < log.end:
         for header in log.headers_from(start):
             if header.base_offset >= start:

@@ -303,7 +303,7 @@ class Replicas:
         except Exception as error:
             return refusal(name, error), None
         try:
-            return log, patiently(lambda: fold_producers(log, name, self.time.now_ms()))
+            return log, patiently(lambda: fold_producers(log, self.time.now_ms()))
         except Exception as error:
             return log, refusal(name, error)
 
@@ -451,7 +451,7 @@ class Replicas:
                 return
             try:
                 log = self._open_log(name, self._settings_of(name.topic))
-                table, _ = fold_producers(log, name, self.time.now_ms())
+                table, _ = fold_producers(log, self.time.now_ms())
                 log.close()
             except OfflineLogError as error:
                 events.warning("producers of a removed partition not kept", partition=name, reason=error)

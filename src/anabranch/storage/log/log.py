@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
 logger = logging.getLogger("anabranch.storage.log")
+T = TypeVar("T")
 
 RESUME_INTERVAL_MS = 1_000  # After a failed sync, time between attempts to go on.
 
@@ -593,8 +594,6 @@ class LocalLog:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""
         return self._snapshots.cover(offset, flushed=self.flushed)
 
-    def snapshots(self) -> Iterator[tuple[int, bytes]]:
-        """Read the snapshots that fit the log, newest first, each with the offset it was written at."""
-        if not self._home.exists:
-            return iter(())
-        return self._snapshots.newest_first(self.end)
+    def newest_snapshot(self, restore: Callable[[bytes], T]) -> tuple[int, T] | None:
+        """As `PartitionLog.newest_snapshot`."""
+        return self._snapshots.newest(self.log_start, self.end, restore) if self._home.exists else None

@@ -1,19 +1,29 @@
 """Snapshots of producer state beside a log's segments, each named by the log's end that it was taken at.
 
 A power loss takes the snapshots of unsynced records with the records: so besides the newest snapshot the newest one of
-a synced end is kept, until a later one is synced.
+a synced end is kept, until a later one is synced. A snapshot is written whole before it has its name, so that one that
+cannot be read was damaged later. What it told of records that are there is found in them; of deleted ones only another
+snapshot tells.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from anabranch.base.errors import DecodeError
 from anabranch.runtime.disk import Disk
+from anabranch.storage.log.damage import keep_damaged
+from anabranch.storage.log.errors import OfflineLogError
+
+logger = logging.getLogger("anabranch.storage.log")
 
 SUFFIX = ".snapshot"
+T = TypeVar("T")
 
 
 class Snapshots:
@@ -58,7 +68,7 @@ class Snapshots:
     def _write(self, data: bytes, end: int, *, flushed: int, only: bool) -> None:
         others = [offset for offset in self._offsets() if offset != end]
         self._known = None
-        self._disk.replace(self._path(end), data)
+        self._disk.replace(self.path(end), data)
         self._known = (*others, end)
         kept = None if only else max((offset for offset in others if offset <= flushed), default=None)
         self._unlink([offset for offset in others if offset != kept])
@@ -73,12 +83,39 @@ class Snapshots:
         """Whether a snapshot covers every record below `offset`, also after a power loss."""
         return any(offset <= other <= flushed for other in self._offsets_now())
 
+    def newest(self, log_start: int, end: int, restore: Callable[[bytes], T]) -> tuple[int, T] | None:
+        """As `PartitionLog.newest_snapshot`, of a log with these ends."""
+        found: tuple[int, T] | None = None
+        damaged: dict[int, DecodeError] = {}
+        for offset, data in self.newest_first(end):
+            try:
+                found = offset, restore(data)
+                break
+            except DecodeError as error:
+                damaged[offset] = error
+        for offset, error in damaged.items():
+            if log_start > 0 and (found is None or found[0] < log_start):
+                raise OfflineLogError(
+                    f"{self.path(offset)}: {error}. No sound snapshot reaches the log's start {log_start}: what the "
+                    "producers of deleted records sent is not known, and what they repeat could be appended twice. "
+                    "Restore the file from a copy, or have `anabranch repair` rename it, which forgets them."
+                )
+            self._keep_damaged(offset, error)
+        return found
+
+    def _keep_damaged(self, offset: int, error: DecodeError) -> None:
+        with self._lock:
+            left, self._known = [other for other in self._offsets() if other != offset], None
+            kept = keep_damaged(self._disk, self.path(offset))
+            self._known = tuple(left)
+        logger.warning("%s: %s; kept as %s", self.path(offset), error, kept.name)
+
     def newest_first(self, end: int) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots taken at `end` or before, newest first, each with the offset it was taken at."""
         for offset in sorted(self._offsets_now(), reverse=True):
             if offset <= end:
                 with contextlib.suppress(FileNotFoundError):  # A writer may have replaced it.
-                    yield offset, self._disk.read(self._path(offset))
+                    yield offset, self._disk.read(self.path(offset))
 
     def forget_above(self, offset: int) -> None:
         """Remove the snapshots of records that were cut, before other records get their offsets."""
@@ -89,13 +126,14 @@ class Snapshots:
         if gone:
             self._disk.sync_directory(self._directory)
 
-    def _path(self, offset: int) -> Path:
+    def path(self, offset: int) -> Path:
+        """Where the snapshot taken at `offset` is."""
         return self._directory / f"{offset:020d}{SUFFIX}"
 
     def _unlink(self, offsets: Sequence[int]) -> None:
         left, self._known = [other for other in self._offsets() if other not in offsets], None
         for offset in offsets:
-            self._disk.unlink(self._path(offset))
+            self._disk.unlink(self.path(offset))
         self._known = tuple(left)
 
     def _offsets_now(self) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ class LogSurvey(NamedTuple):
     latest_epoch: int
     producer_id: int
     """The largest producer id; -1 without one."""
+    damaged_snapshots: Sequence[Path] = ()
 
 
 def survey(disk: Disk, directory: Path) -> LogSurvey:
@@ -29,11 +31,12 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     bases = sorted(base for name in disk.names(directory) if (base := base_of(name)) is not None)
     epochs = EpochsFile(disk, directory).load() or epochs_of_batches(disk, directory)
     newest = -1
-    for _, data in Snapshots(disk, directory).newest_first(1 << 62):
+    snapshots, damaged = Snapshots(disk, directory), list[Path]()
+    for offset, data in snapshots.newest_first(1 << 62):
         try:
             newest = max([newest, *(origin(producer_id)[0] for producer_id, _ in ProducerTable.restore(data))])
         except DecodeError:
-            continue
+            damaged.append(snapshots.path(offset))
     for base in bases:
         segment = Segment(disk, directory, base, 0)
         segment.load()
@@ -43,4 +46,4 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
                     newest = max(newest, origin(header.producer_id)[0])
         except DecodeError:
             continue
-    return LogSurvey(bases[0] if bases else None, epochs.latest, newest)
+    return LogSurvey(bases[0] if bases else None, epochs.latest, newest, damaged)

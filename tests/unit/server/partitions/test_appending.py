@@ -228,6 +228,25 @@ def test_after_a_failed_sync_what_was_cut_is_no_repetition(tmp_path: Path) -> No
     local.close()
 
 
+def test_a_partition_whose_producers_are_lost_as_its_log_is_cut_refuses_as_one_that_is_offline(tmp_path: Path) -> None:
+    """Its producers are unknown, which must not be told as an error of theirs."""
+    local = LocalReplicas(tmp_path, durability="fsync")
+    local.resize(1)
+    produce(local, 0, batch(0))
+    local.sync(0)
+    local[0].log.delete_before(1)
+    local[0].log.write_snapshot(b"damaged")
+    produce(local, 0, batch(1))
+    local.disk.broken = True
+    with pytest.raises(OSError, match="Input/output"):
+        local.sync(0)
+    local.disk.broken = False
+    local.clock.ms += 5_000
+    assert produce(local, 0, batch(1)).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert local[0].unavailable() is ErrorCode.KAFKA_STORAGE_ERROR
+    local.close()
+
+
 def test_the_topic_decides_how_a_batch_is_compressed_and_stamped(tmp_path: Path) -> None:
     local = LocalReplicas(
         tmp_path, compression_type="zstd", message_timestamp_type="LogAppendTime", max_message_bytes="200"

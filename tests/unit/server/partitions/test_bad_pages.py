@@ -62,7 +62,7 @@ os._exit(0)
         "scan(local[0].log.read(0, 1 << 20), 0)",
         "list(Replay().scan(local[0].log.slices()))",
         "list(BulkReplay().scan(local[0].log.slices()))",
-        "fold_producers(local[0].log, local[0].name, NOW_MS)",
+        "fold_producers(local[0].log, NOW_MS)",
     ],
 )
 def test_pages_that_cannot_be_read_end_no_broker(tmp_path: Path, read: str) -> None:

@@ -11,8 +11,11 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.records.batch import TRANSACTIONAL, end_transaction_marker, parse_header
 from anabranch.server.partitions.partition import Partition, fold_producers
+from anabranch.storage.interface import OfflineLogError
+from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
 from tests.support.replicas import NOW_MS, LocalReplicas
+from tests.support.snapshots import snapshots_of
 
 
 @pytest.fixture
@@ -50,10 +53,10 @@ def test_what_is_folded_live_is_what_a_restart_folds(local: LocalReplicas) -> No
         append(partition, sequence, transactional=True)
     finish(partition, commit=False)
     append(partition, 6, transactional=True)
-    assert fold_producers(partition.log, partition.name, NOW_MS) == (partition.table, 0)
+    assert fold_producers(partition.log, NOW_MS) == (partition.table, 0)
     partition.snapshot()
     append(partition, 8, transactional=True)
-    table, start = fold_producers(partition.log, partition.name, NOW_MS)
+    table, start = fold_producers(partition.log, NOW_MS)
     assert (table, start) == (partition.table, 9), "from the snapshot on"
     assert [line.first_offset for line in table.aborted] == [0]
 
@@ -113,7 +116,7 @@ def test_producers_outlive_the_records_that_tell_of_them(local: LocalReplicas) -
     partition = local[0]
     append(partition, 0)
     partition.log.delete_before(2)
-    table, _ = fold_producers(partition.log, partition.name, NOW_MS)
+    table, _ = fold_producers(partition.log, NOW_MS)
     assert table.known(7) is not None
 
 
@@ -121,18 +124,94 @@ def test_a_snapshot_is_taken_only_where_something_is_new(local: LocalReplicas) -
     partition = local[0]
     append(partition, 0)
     partition.snapshot()
-    assert [offset for offset, _ in partition.log.snapshots()] == [2]
+    assert [offset for offset, _ in snapshots_of(partition.log)] == [2]
     assert partition.snapshot_end == 2
     partition.log.write_snapshot(b"not written again")
     partition.snapshot()
-    assert [data for _, data in partition.log.snapshots()] == [b"not written again"]
+    assert [data for _, data in snapshots_of(partition.log)] == [b"not written again"]
 
 
-def test_a_damaged_snapshot_is_skipped_and_the_log_folded(local: LocalReplicas) -> None:
+def kept_aside(partition: Partition) -> list[str]:
+    assert isinstance(partition.log, LocalLog)
+    return sorted(path.name for path in partition.log.directory.glob("*.damaged"))
+
+
+def test_a_damaged_snapshot_is_kept_aside_and_the_log_folded(
+    local: LocalReplicas, caplog: pytest.LogCaptureFixture
+) -> None:
     partition = local[0]
     append(partition, 0)
     partition.log.write_snapshot(b"damaged")
-    assert fold_producers(partition.log, partition.name, NOW_MS) == (partition.table, 0)
+    assert fold_producers(partition.log, NOW_MS) == (partition.table, 0)
+    assert kept_aside(partition) == [f"{2:020d}.snapshot.damaged"]
+    assert kept_aside(partition)[0] in caplog.text
+    append(partition, 2)
+    partition.snapshot()
+    assert kept_aside(partition) == [f"{2:020d}.snapshot.damaged"], "it was removed, or is taken for a snapshot"
+    assert fold_producers(partition.log, NOW_MS) == (partition.table, 4)
+
+
+def test_every_flipped_bit_of_the_only_snapshot_of_deleted_records_is_noticed(local: LocalReplicas) -> None:
+    """The producer was forgotten, and what it repeated was appended twice."""
+    partition = local[0]
+    append(partition, 0)
+    append(partition)
+    partition.log.delete_before(2)
+    ((end, sound),) = snapshots_of(partition.log)
+    for bit in range(8 * len(sound)):
+        data = bytearray(sound)
+        data[bit // 8] ^= 1 << bit % 8
+        partition.log.write_snapshot(bytes(data))
+        with pytest.raises(OfflineLogError, match=rf"{end:020d}\.snapshot: .*anabranch repair"):
+            fold_producers(partition.log, NOW_MS)
+        assert snapshots_of(partition.log) == [(end, bytes(data))], "it was not left as it was found"
+    partition.log.write_snapshot(sound)
+    assert fold_producers(partition.log, NOW_MS) == (partition.table, end)
+
+
+def test_an_older_snapshot_that_reaches_the_start_of_the_log_will_do(local: LocalReplicas) -> None:
+    partition = local[0]
+    append(partition, 0)
+    partition.log.flush()
+    partition.log.delete_before(2)
+    append(partition, 2)
+    partition.log.write_snapshot(b"damaged")
+    assert fold_producers(partition.log, NOW_MS) == (partition.table, 2)
+    assert kept_aside(partition) == [f"{4:020d}.snapshot.damaged"]
+
+
+def test_an_older_snapshot_from_before_the_start_of_the_log_will_not_do(local: LocalReplicas) -> None:
+    partition = local[0]
+    append(partition, 0)
+    partition.snapshot()
+    append(partition, 2)
+    partition.log.flush()
+    partition.log.write_snapshot(b"sound in its name only")
+    partition.log.delete_before(4)
+    assert [end for end, _ in snapshots_of(partition.log)] == [4, 2]
+    with pytest.raises(OfflineLogError, match=f"{4:020d}"):
+        fold_producers(partition.log, NOW_MS)
+    assert not kept_aside(partition)
+
+
+def test_a_partition_whose_producers_are_lost_as_its_log_is_cut_is_offline(tmp_path: Path) -> None:
+    local = LocalReplicas(tmp_path, durability="fsync")
+    local.resize(1)
+    partition = local[0]
+    append(partition, 0)
+    local.sync(0)
+    partition.log.delete_before(2)
+    partition.log.write_snapshot(b"damaged")
+    append(partition, 2)
+    local.disk.broken = True
+    with pytest.raises(OSError, match="Input/output error"):
+        local.sync(0)
+    local.disk.broken = False
+    partition.log.resume(NOW_MS + 10_000)
+    assert partition.unavailable() is ErrorCode.KAFKA_STORAGE_ERROR
+    assert f"{2:020d}.snapshot" in (partition.offline_reason or "")
+    assert not len(partition.table), "the batch that was cut would be taken for appended"
+    local.close()
 
 
 def test_requests_hear_why_a_partition_cannot_be_used(local: LocalReplicas) -> None:

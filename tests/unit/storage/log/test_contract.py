@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, build, end_transaction_marker, headers
 from anabranch.records.key_values import encode_pairs
 from anabranch.records.rows import iterate
@@ -298,9 +299,18 @@ def test_snapshots_are_read_newest_first_and_only_those_of_records_that_are_ther
         assert not world.log.has_snapshot_from(3)
         world.append(1)
         world.log.write_snapshot(b"four")
-        assert list(world.log.snapshots()) == [(4, b"four"), (2, b"two")]
+        assert world.log.newest_snapshot(bytes) == (4, b"four")
+
+        def restore(data: bytes) -> bytes:
+            if data == b"four":
+                raise DecodeError("damaged")
+            return data
+
+        assert world.log.newest_snapshot(restore) == (2, b"two")
+        assert world.log.newest_snapshot(bytes) == (2, b"two"), "the damaged one is out of the way"
         world.log.write_snapshot(b"only", only=True)
-        assert list(world.log.snapshots()) == [(4, b"only")]
+        assert world.log.newest_snapshot(bytes) == (4, b"only")
+        assert world.log.newest_snapshot(restore) == (4, b"only")
         assert [header.base_offset for header in world.log.headers_from(2)] == [2]
 
     play(story)

@@ -23,6 +23,7 @@ from anabranch.storage.log.log import LocalLog, OfflineLogError, OffsetOutOfRang
 from anabranch.storage.log.segment import HEADERS_AT_A_TIME
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
+from tests.support.snapshots import snapshots_of
 
 HERE = Path("/data/t-0")
 SMALL = LogConfig(durability=Durability.OS, segment_bytes=1_000, index_interval_bytes=100)
@@ -327,12 +328,12 @@ def test_snapshots_come_newest_first_and_beside_the_newest_the_last_that_is_sync
         fill(log, 1)
         log.flush()
         log.write_snapshot(data)
-    assert list(log.snapshots()) == [(6, b"three"), (4, b"two")]
+    assert snapshots_of(log) == [(6, b"three"), (4, b"two")]
     assert log.has_snapshot_from(6)
     for data in (b"four", b"five"):
         fill(log, 1)
         log.write_snapshot(data)
-    assert list(log.snapshots()) == [(10, b"five"), (6, b"three")]
+    assert snapshots_of(log) == [(10, b"five"), (6, b"three")]
     assert not log.has_snapshot_from(7)
 
 
@@ -667,7 +668,7 @@ def test_a_log_has_no_directory_until_something_is_written(tmp_path: Path) -> No
     log.retain(0)
     log.flush()
     assert (log.log_start, log.end, log.flushed, log.high_watermark) == (7, 7, 7, 7)
-    assert log.read(7, 1_000) is None and not list(log.snapshots()) and not log.has_snapshot_from(8)
+    assert log.read(7, 1_000) is None and not snapshots_of(log) and not log.has_snapshot_from(8)
     log.close()
     assert not directory.has_log(name)
     log = directory.open_log(name, SMALL, start_offset=7)
