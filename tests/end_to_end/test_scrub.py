@@ -52,11 +52,15 @@ def test_a_bit_that_flips_takes_its_partition_offline_until_the_file_is_restored
     broker.kill()
 
     broker.settings["log.scrub.interval.ms"] = -1
+    note = tmp_path / "t-0" / "scrub-finding"
+    flip(note, 5)
+    hurt = note.read_bytes()
     broker.start()
     with WireClient(broker.port) as client:
         assert client.fetch("t").error_code == ErrorCode.KAFKA_STORAGE_ERROR, "the finding was forgotten"
         assert len(client.read_all("u")) == 20
     assert path.read_bytes() == damaged
+    assert note.exists() and note.with_name("scrub-finding.damaged").read_bytes() == hurt
     broker.stop()
 
     path.write_bytes(sound)

@@ -30,6 +30,7 @@ from anabranch.storage.log.batch_files import Source
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.recovery import FINDING_FILE
 from tests.support.batches import make_batch
 
 LOGS = tuple(TopicPartition("t", number) for number in range(2))
@@ -144,9 +145,13 @@ class Case:
     def restore(self, directory: DataDirectory, name: TopicPartition, path: Path) -> None:
         """A log in which a scrub found damage stays offline until its file is restored."""
         damaged = path.read_bytes()
+        note = path.with_name(FINDING_FILE)
         for _ in range(2):
             with pytest.raises(OfflineLogError, match=re.escape(str(path))):
                 directory.open_log(name, self.config)
+            data = bytearray(note.read_bytes())
+            data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
+            note.write_bytes(data)
         path.write_bytes(self.undamaged)
         log = directory.open_log(name, self.config)
         assert batches(log)

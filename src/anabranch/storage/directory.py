@@ -21,7 +21,7 @@ from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
-from anabranch.storage.log.scrub import check_finding
+from anabranch.storage.log.scrub import check_all, check_finding
 from anabranch.storage.log.survey import LogSurvey, survey
 
 META_FILE = "meta.properties"
@@ -228,8 +228,8 @@ class DataDirectory:
         commits: GroupCommit | None = None,
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
-        check_finding(self._disk, self.log_path(partition))
-        return LocalLog.open(
+        note_is_damaged = check_finding(self._disk, self.log_path(partition))
+        log = LocalLog.open(
             self.log_path(partition),
             config,
             disk=self._disk,
@@ -239,6 +239,9 @@ class DataDirectory:
             commits=commits,
             power_lost=self._power_lost,
         )
+        if note_is_damaged:
+            check_all(log)
+        return log
 
     def has_log(self, partition: TopicPartition) -> bool:
         """Whether a partition has a log here."""

@@ -2,7 +2,8 @@
 
 What is synced does not change: finished segments, and the active one below the synced end. Their batches are read at a
 bounded rate, in a thread. A finding is noted beside the log (`FINDING_FILE`), so that the next start does not serve the
-batch either: while it is unsound the log stays offline; where the file was restored, the note goes.
+batch either: while it is unsound the log stays offline; where the file was restored, the note goes. A damaged note
+still says that there was something: then all of the log is compared before it is served.
 
 Not compared is what no checksum covers: the leader epoch of a batch. A changed base offset shows by the batch behind
 it, or by the end of the segment.
@@ -11,17 +12,22 @@ it, or by the end of the segment.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.records.batch import BatchHeader
+from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.batch_files import Source
+from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_bytes, keep_damaged
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import FINDING_FILE, may_be_compacted, scan
 from anabranch.storage.log.segment import path_of
+
+logger = logging.getLogger("anabranch.storage.log")
 
 BATCH_COST = 4096
 """Bytes that a batch counts at least: small ones take the processor's time."""
@@ -89,22 +95,54 @@ def is_as_it_was(log: LocalLog, source: Source) -> bool:
 
 def note(disk: Disk, directory: Path, finding: Finding, source: Source) -> None:
     """Note a finding beside its log, durably. Blocks; OSError."""
-    disk.replace(directory / FINDING_FILE, json.dumps([list(source), str(finding)]).encode())
+    data = json.dumps([list(source), str(finding)]).encode()
+    disk.replace(directory / FINDING_FILE, data + b"\n%08x\n" % crc32c(data))
 
 
-def check_finding(disk: Disk, directory: Path) -> None:
-    """Refuse to open a log with a batch that a scrub found unsound and that still is. Blocks; OfflineLogError."""
+def check_finding(disk: Disk, directory: Path) -> bool:
+    """Refuse to open a log with a batch that a scrub found unsound and that still is. Blocks; OSError, OfflineLogError.
+
+    Return whether the note is damaged: then the log may be opened for `check_all`.
+    """
     path = directory / FINDING_FILE
     if not disk.exists(path):
-        return
+        return False
+    data = disk.read(path)
     try:
-        noted, _ = json.loads(disk.read(path))
-        source = Source(*map(int, noted))
+        source = _noted(data)
+    except (ValueError, TypeError) as error:
+        logger.warning("%s is damaged (%s): all that the log has is compared before it is served", path, error)
+        return True
+    try:
         found = scrub(disk, directory, source, lambda size: None)
     except FileNotFoundError:
         found = None  # Retention has deleted the segment, or compaction replaced it, before the log went offline.
-    except (ValueError, TypeError):
-        found = None  # The note is damaged: the next scrub finds out.
     if found is not None:
         raise OfflineLogError(str(found))
     disk.unlink(path)
+    return False
+
+
+def _noted(data: bytes) -> Source:
+    """Read the segment of a note; earlier versions wrote no checksum. ValueError, TypeError if it is damaged."""
+    text, newline, rest = data.partition(b"\n")
+    if newline and rest != b"%08x\n" % crc32c(text):
+        raise ValueError("the content does not fit its checksum")
+    noted, _ = json.loads(text)
+    return Source(*map(int, noted))
+
+
+def check_all(log: LocalLog) -> None:
+    """Compare every checksum of a log that was just opened, whose note is damaged. Blocks; OSError, OfflineLogError.
+
+    The damaged note is kept aside; but a note stays in its place until the log is known to be sound.
+    """
+    disk, path = log.disk, log.directory / FINDING_FILE
+    for source in settled(log):
+        found = scrub(disk, log.directory, source, lambda size: None)
+        if found is not None:
+            file = disk.open(path)
+            keep_bytes(disk, file, 0, file.size(), aside(disk, path, DAMAGED_SUFFIX))
+            note(disk, log.directory, found, source)
+            raise OfflineLogError(str(found))
+    logger.warning("%s: the log is sound; kept as %s", path, keep_damaged(disk, path).name)
