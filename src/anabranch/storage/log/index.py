@@ -7,7 +7,7 @@ ones are searched in the files, so that an index costs the same memory whatever 
 
 An index is a shortcut, not a source. It is synced when its segment is finished, and believed at the next start as
 far as the recovery point has passed it; a reader that follows an entry checks the batch, and has a wrong index
-rebuilt.
+rebuilt. A timestamp is compared with the batch that it is of before anything is decided by it.
 """
 
 from __future__ import annotations
@@ -177,13 +177,17 @@ class SparseIndex:
         """The last indexed position that is not above `position`."""
         return self._place(self._places.last_not_above(position, 1))[1]
 
-    def floor_of_timestamp(self, timestamp: int) -> tuple[int, int]:
-        """The offset and position of an indexed batch before which no batch reaches `timestamp`."""
-        return self._place(self._times.last_not_above(timestamp - 1, 0))
+    def floor_of_timestamp(self, timestamp: int) -> tuple[int, int, int, int] | None:
+        """The last entry, as given to `append`, before whose batch none reaches `timestamp`; None without one."""
+        found = self._times.last_not_above(timestamp - 1, 0)
+        return None if found < 0 else self._entry(found)
 
     def last(self) -> tuple[int, int, int, int]:
         """The last entry, as it was given to `append`; there must be one."""
-        (offset, position), (timestamp, timestamp_offset) = self._places[len(self) - 1], self._times[len(self) - 1]
+        return self._entry(len(self) - 1)
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        (offset, position), (timestamp, timestamp_offset) = self._places[number], self._times[number]
         return self._base + offset, position, timestamp, self._base + timestamp_offset
 
     def load(self) -> bool:

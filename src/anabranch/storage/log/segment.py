@@ -296,7 +296,10 @@ class Segment:
         if self.created:
             self.file.truncate(size)
         self.size, self.end, self.sealed = size, end, False
-        self._restore_from_index()
+        try:
+            self._restore_from_index()
+        except DecodeError:
+            self.rebuild_index()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -327,6 +330,8 @@ class Segment:
                 raise DecodeError(f"the index has offset {begin} at position {position}, found {header.base_offset}")
             if header.last_offset >= offset:
                 return at
+        if position:  # All offsets before the end are in a batch.
+            raise DecodeError(f"the index has offset {begin} at position {position}, and {offset} is not from there on")
         return self.size
 
     def cut(self, position: int, size_max: int) -> int:
@@ -367,7 +372,11 @@ class Segment:
         """
         if self.max_timestamp.timestamp < timestamp or self.end <= begin:
             return None
-        at = self.index.floor_of_timestamp(timestamp)[1]
+        try:
+            at = self._begin_of_search(timestamp)
+        except DecodeError:
+            self.rebuild_index()
+            at = self._begin_of_search(timestamp)
         if begin > self.base_offset:
             at = max(at, self.locate(begin))
         for looked, (position, header) in enumerate(self.walk(at)):
@@ -376,6 +385,28 @@ class Segment:
             if looked == HEADERS_AT_A_TIME:
                 return header.next_offset
         return None
+
+    def _begin_of_search(self, timestamp: int) -> int:
+        """The position of a batch before which none reaches `timestamp`. DecodeError where the index is wrong."""
+        entry = self.index.floor_of_timestamp(timestamp)
+        if entry is None or not entry[1]:
+            return 0
+        offset, position, largest, largest_offset = entry
+        if self.header_at(position).base_offset != offset:
+            raise DecodeError(f"the index has offset {offset} at position {position}, which begins elsewhere")
+        self._check_time(largest, largest_offset)
+        return position
+
+    def _check_time(self, timestamp: int, offset: int) -> None:
+        """Compare a largest timestamp of the index with the batch that it is of. DecodeError."""
+        if timestamp == NO_TIMESTAMP:
+            return
+        for _, header in self.walk(self.index.floor(offset)[1]):
+            if header.last_offset >= offset:
+                if (header.max_timestamp, header.last_offset) == (timestamp, offset):
+                    return
+                break
+        raise DecodeError(f"the index has timestamp {timestamp} for offset {offset}, where it is not")
 
     # -- opening -------------------------------------------------------------------------------------------------
 
@@ -399,7 +430,9 @@ class Segment:
                     offset, position, _, _ = self.index.last()
                 if position < self.size and self.header_at(position).base_offset == offset:
                     self.index.cut_from_position(position + 1)
-                    return self._restore_from_index(end)
+                    found = self._restore_from_index(end)
+                    if len(self.index) and (end is None or self.end >= end):
+                        return found
         except DecodeError:
             pass
         return self.rebuild_index(end)
@@ -424,12 +457,16 @@ class Segment:
         self.max_timestamp = _NO_MAXIMUM
 
     def _restore_from_index(self, end: int | None = None) -> int:
-        """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on."""
+        """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on.
+
+        DecodeError for bytes that are no batch, and where the timestamp of the entry is not that of its batch.
+        """
         self.max_timestamp = _NO_MAXIMUM
         self._indexed_to = 0
         if not len(self.index):
             return 0
         _, last, timestamp, timestamp_offset = self.index.last()
+        self._check_time(timestamp, timestamp_offset)
         if timestamp != NO_TIMESTAMP:
             self.max_timestamp = MaxTimestamp(timestamp, timestamp_offset)
         for position, header in self.walk(last):

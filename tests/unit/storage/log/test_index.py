@@ -36,7 +36,8 @@ def test_every_lookup_answers_as_a_list_would(count: int, stored: bool) -> None:
             assert index.floor(1_000 + number * 10 + 9) == (1_000 + number * 10, number * 100)
             assert index.floor_of_position(number * 100 + 99) == number * 100
             last = number // 2 * 2 + 1
-            assert index.floor_of_timestamp(number // 2 * 2 + 1)[1] == min(last, count - 1) * 100
+            entry = index.floor_of_timestamp(number // 2 * 2 + 1)
+            assert entry is not None and entry[1] == min(last, count - 1) * 100
     assert index.floor(999) == (1_000, 0)
     assert index.last()[:2] == (1_000 + (count - 1) * 10, (count - 1) * 100)
 

@@ -1,0 +1,87 @@
+"""Damage to the indexes of a segment changes nothing that is found with them: retention, timestamps, offsets."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from anabranch.records.batch import parse_header
+from anabranch.runtime.disk import Disk
+from anabranch.storage.interface import Slice
+from anabranch.storage.log.config import Durability, LogConfig
+from anabranch.storage.log.errors import OfflineLogError
+from anabranch.storage.log.log import LocalLog
+from tests.support.batches import make_batch
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+CONFIG = LogConfig(durability=Durability.OS, segment_bytes=2_000, index_interval_bytes=300, retention_ms=HOUR_MS)
+
+
+def opened(path: Path) -> LocalLog:
+    return LocalLog.open(path, CONFIG, disk=Disk())
+
+
+def found(log: LocalLog, now_ms: int) -> list[object]:
+    """What is found by time, and by offset."""
+    answers: list[object] = [log.retained_from(now_ms)]
+    answers += [segment.max_timestamp for segment in log.segments]
+    newest = log.batch_of_max_timestamp()
+    assert isinstance(newest, Slice)
+    answers.append(parse_header(newest.view(), 0).base_offset)
+    for minute in range(-1, 16):
+        batch = log.batch_for_timestamp(NOW_MS + minute * 60_000)
+        assert batch is None or isinstance(batch, Slice)
+        answers.append(None if batch is None else parse_header(batch.view(), 0).base_offset)
+    for offset in range(0, 26, 2):
+        part = log.read(offset, 0)
+        assert part is not None
+        answers.append(parse_header(part.view(), 0).base_offset)
+    return answers
+
+
+@pytest.fixture(params=["rising", "mixed"])
+def closed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A log of 30 batches, one a minute, in three segments."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+    chance = random.Random(7)
+    log = opened(tmp_path / "t-0")
+    for number in range(30):
+        minute = number if request.param == "rising" else chance.randrange(30)
+        timestamp = -1 if request.param == "mixed" and number < 3 else NOW_MS + minute * 60_000
+        log.append(make_batch(2, b"v" * 100, timestamp=timestamp), 0, 0)
+    assert len(log.segments) == 3
+    log.close()
+    return tmp_path / "t-0"
+
+
+@pytest.mark.parametrize("suffix", [".timeindex", ".index"])
+def test_every_flipped_bit_of_an_index_is_noticed_where_it_matters(closed: Path, suffix: str) -> None:
+    """A higher timestamp ended the retention of the log for good, a lower one deleted early."""
+    sound = {path: path.read_bytes() for path in closed.iterdir()}
+    log = opened(closed)
+    now_ms = log.segments[0].max_timestamp.timestamp + HOUR_MS + 1  # The first segment is just too old.
+    expected = found(log, now_ms)
+    assert expected[0] == log.segments[1].base_offset
+    path = sorted(closed.glob(f"*{suffix}"))[0]
+    assert len(sound[path]) >= 4 * 8
+    wrong: list[object] = []
+    for bit in range(8 * len(sound[path])):
+        for other, data in sound.items():
+            other.write_bytes(data)
+        data = bytearray(sound[path])
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        try:
+            answers = found(opened(closed), now_ms)
+            if answers != expected:
+                wrong.append(
+                    (bit, [(i, a, e) for i, (a, e) in enumerate(zip(answers, expected, strict=True)) if a != e])
+                )
+        except OfflineLogError as error:
+            wrong.append((bit, error))
+    assert not wrong, wrong
