@@ -93,14 +93,14 @@ class Snapshots:
                 break
             except DecodeError as error:
                 damaged[offset] = error
-        for offset, error in damaged.items():
+        for offset, reason in damaged.items():
             if log_start > 0 and (found is None or found[0] < log_start):
                 raise OfflineLogError(
-                    f"{self.path(offset)}: {error}. No sound snapshot reaches the log's start {log_start}: what the "
+                    f"{self.path(offset)}: {reason}. No sound snapshot reaches the log's start {log_start}: what the "
                     "producers of deleted records sent is not known, and what they repeat could be appended twice. "
                     "Restore the file from a copy, or have `anabranch repair` rename it, which forgets them."
                 )
-            self._keep_damaged(offset, error)
+            self._keep_damaged(offset, reason)
         return found
 
     def _keep_damaged(self, offset: int, error: DecodeError) -> None:

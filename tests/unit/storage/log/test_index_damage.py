@@ -18,7 +18,7 @@ from tests.support.batches import make_batch
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
-CONFIG = LogConfig(durability=Durability.OS, segment_bytes=2_000, index_interval_bytes=300, retention_ms=HOUR_MS)
+CONFIG = LogConfig(durability=Durability.OS, segment_bytes=1_300, index_interval_bytes=300, retention_ms=HOUR_MS)
 
 
 def opened(path: Path) -> LocalLog:
@@ -36,7 +36,7 @@ def found(log: LocalLog, now_ms: int) -> list[object]:
         batch = log.batch_for_timestamp(NOW_MS + minute * 60_000)
         assert batch is None or isinstance(batch, Slice)
         answers.append(None if batch is None else parse_header(batch.view(), 0).base_offset)
-    for offset in range(0, 26, 2):
+    for offset in range(0, 18, 2):
         part = log.read(offset, 0)
         assert part is not None
         answers.append(parse_header(part.view(), 0).base_offset)
@@ -45,13 +45,13 @@ def found(log: LocalLog, now_ms: int) -> list[object]:
 
 @pytest.fixture(params=["rising", "mixed"])
 def closed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A log of 30 batches, one a minute, in three segments."""
+    """A log of 20 batches, one a minute, in three segments."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda fd: None)
     chance = random.Random(7)
     log = opened(tmp_path / "t-0")
-    for number in range(30):
-        minute = number if request.param == "rising" else chance.randrange(30)
+    for number in range(20):
+        minute = number if request.param == "rising" else chance.randrange(20)
         timestamp = -1 if request.param == "mixed" and number < 3 else NOW_MS + minute * 60_000
         log.append(make_batch(2, b"v" * 100, timestamp=timestamp), 0, 0)
     assert len(log.segments) == 3
@@ -68,7 +68,7 @@ def test_every_flipped_bit_of_an_index_is_noticed_where_it_matters(closed: Path,
     expected = found(log, now_ms)
     assert expected[0] == log.segments[1].base_offset
     path = sorted(closed.glob(f"*{suffix}"))[0]
-    assert len(sound[path]) >= 4 * 8
+    assert len(sound[path]) >= 3 * 8
     wrong: list[object] = []
     for bit in range(8 * len(sound[path])):
         for other, data in sound.items():
@@ -77,11 +77,8 @@ def test_every_flipped_bit_of_an_index_is_noticed_where_it_matters(closed: Path,
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
         try:
-            answers = found(opened(closed), now_ms)
-            if answers != expected:
-                wrong.append(
-                    (bit, [(i, a, e) for i, (a, e) in enumerate(zip(answers, expected, strict=True)) if a != e])
-                )
+            if found(opened(closed), now_ms) != expected:
+                wrong.append(bit)
         except OfflineLogError as error:
             wrong.append((bit, error))
     assert not wrong, wrong
