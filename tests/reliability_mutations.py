@@ -24,6 +24,7 @@ SESSIONS = "server/partitions/fetch_sessions.py"
 HOSTILE = "tests/end_to_end/test_hostile_batches.py"
 PEERS = "tests/end_to_end/test_hostile_peers.py"
 DAMAGE = "tests/end_to_end/test_damage.py"
+METADATA = "tests/unit/storage/metadata/test_embedded.py"
 BOUNDS = "tests/end_to_end/test_bounds.py"
 WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
@@ -506,12 +507,31 @@ RELIABILITY = (
     ),
     _seen(
         "every change of the metadata reads the largest topic",
-        "tests/unit/storage/metadata/test_embedded.py::test_changes_of_nodes_do_not_read_a_large_node_beside_them",
+        f"{METADATA}::test_changes_of_nodes_do_not_read_a_large_node_beside_them",
         Edit(
-            "storage/metadata/embedded.py",
-            "    ephemeral INTEGER NOT NULL\n)\n",
-            "    ephemeral INTEGER NOT NULL\n) WITHOUT ROWID\n",
+            "storage/metadata/table.py",
+            "    data BLOB NOT NULL\n)\n",
+            "    data BLOB NOT NULL\n) WITHOUT ROWID\n",
         ),
+    ),
+    _seen(
+        "nodes of the metadata are believed without their checksums",
+        f"{DAMAGE}::test_a_flipped_bit_of_a_config_is_refused_and_a_repair_takes_this_node_from_the_copy",
+        Edit(
+            "storage/metadata/table.py",
+            "        return self.crc is None or self.crc == ",
+            "        return True or self.crc == ",
+        ),
+    ),
+    _seen(
+        "a damaged node is copied over the sound copy of it",
+        f"{METADATA}::test_a_node_that_changes_on_the_disk_while_a_store_is_open_concerns_no_other",
+        Edit("storage/metadata/embedded.py", "                table.check(copy)\n", ""),
+    ),
+    _seen(
+        "an index of the metadata that has changed hides a node",
+        f"{METADATA}::test_any_flipped_bit_of_a_file_is_found_or_changes_no_node",
+        Edit("storage/metadata/table.py", '"PRAGMA integrity_check(1)"', '"PRAGMA quick_check(1)"'),
     ),
     _seen(
         "a connection that cannot be judged keeps the others from it",

@@ -120,6 +120,65 @@ def test_without_its_metadata_a_broker_refuses_logs_and_a_repair_restores_them(
     broker.stop()
 
 
+def test_a_flipped_bit_of_a_config_is_refused_and_a_repair_takes_this_node_from_the_copy(tmp_path: Path) -> None:
+    metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t", **{"retention.ms": "604800000"})
+        until(lambda: has(copy, b"604800000"))
+    assert broker.stop() == 0
+    broker.settings["log.flush.offset.checkpoint.interval.ms"] = 3_600_000
+    broker.start()
+    with WireClient(broker.port) as client:
+        client.create("later")
+        client.produce("later", 0, batch([b"kept"]))
+        producer = client.producer_id()
+    assert broker.stop() == 0
+    flipped = metadata.read_bytes().replace(b'"retention.ms":"604800000"', b'"retention.ms":"204800000"')
+    assert flipped != metadata.read_bytes()
+    metadata.write_bytes(flipped)
+
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    reason = broker.said("error", "the broker cannot start")[0]["reason"]
+    assert str(metadata) in reason
+    assert "the node /config/topics/t does not fit its checksum" in reason
+    assert "anabranch repair" in reason
+    assert metadata.read_bytes() == flipped
+    assert "would restore /config/topics/t of metadata.sqlite" in run("", "repair", "--data", tmp_path)[0]
+    run("", "repair", "--data", tmp_path, "--apply")
+    assert (tmp_path / "metadata.sqlite.damaged").read_bytes() == flipped
+    assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
+
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("later") == [(0, b"kept")]
+        assert client.producer_id() > producer
+        until(lambda: b'"retention.ms":"604800000"' in metadata.read_bytes())
+    broker.stop()
+
+
+@pytest.mark.parametrize("damage", [remove, empty, garble])
+def test_metadata_of_topics_without_records_is_refused_and_repaired_as_well(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t", 3)
+        until(lambda: has(tmp_path / "metadata-copy.sqlite", b"/brokers/topics/t/"))
+    assert broker.stop() == 0
+    damage(tmp_path / "metadata.sqlite")
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    assert "anabranch repair" in broker.said("error", "the broker cannot start")[0]["reason"]
+    assert "would restore metadata.sqlite" in run("", "repair", "--data", tmp_path)[0]
+    run("", "repair", "--data", tmp_path, "--apply")
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert len(client.metadata("t").partitions) == 3
+    broker.stop()
+
+
 def test_a_log_of_no_topic_is_moved_away_by_a_repair_and_not_adopted(tmp_path: Path) -> None:
     broker = soon(tmp_path).start()
     with WireClient(broker.port) as client:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import sqlite3
 import struct
 import threading
 import time
@@ -20,6 +19,7 @@ from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.protocol.messages.produce import PartitionProduceData
 from anabranch.records.batch import build, stamp
 from anabranch.records.compression import Compression, compress
+from anabranch.storage.metadata.table import write_nodes
 from tests.support.broker import BrokerProcess, log_size, running
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch, varint
@@ -261,10 +261,7 @@ def test_a_hundred_thousand_producers_push_no_other_out(tmp_path: Path) -> None:
     """An honest producer's batch is known again when its response was lost, whatever others have sent meanwhile."""
     with running(tmp_path) as broker, WireClient(broker.port) as client:
         client.producer_id()
-    database = sqlite3.connect(tmp_path / "metadata.sqlite")
-    with contextlib.closing(database), database:  # As after many years.
-        changed = database.execute("UPDATE node SET data = ? WHERE path = ?", (b"200000", PRODUCER_IDS))
-        assert changed.rowcount == 1
+    write_nodes(tmp_path / "metadata.sqlite", {PRODUCER_IDS: b"200000"})  # As after many years.
     with running(tmp_path) as broker, WireClient(broker.port, 60) as client:
         client.create("t", retention_ms="-1")
         honest = client.producer_id()

@@ -282,6 +282,10 @@ class MetadataError(AnabranchError):
     """A change or a read that the tree does not allow; the path is in the text."""
 
 
+class DamagedMetadataError(MetadataError, OSError):
+    """What is stored is not what was written; to a broker that runs it is a refusal of the disk."""
+
+
 class NoNodeError(MetadataError):
     """No node has that path, or none has the path above the one to create."""
 

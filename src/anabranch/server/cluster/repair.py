@@ -3,7 +3,8 @@
 The logs of a data directory belong to the topics in its metadata. Without the metadata, or with an older one, a start
 would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
 seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
-leader epochs, and producer ids that were handed out. Logs that the copy does not have are moved out of the way into
+leader epochs, and producer ids that were handed out. Where only some nodes are damaged, and the copy has them as they
+were written, these nodes alone are taken from it. Logs that the copy does not have are moved out of the way into
 `unknown/`; a log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed.
 Nothing is deleted.
 """
@@ -23,7 +24,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import CheckpointError
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
 from anabranch.storage.interface import MetadataStore
-from anabranch.storage.metadata.embedded import read_tree, write_nodes
+from anabranch.storage.metadata.table import Found, Row, read_tree, write_nodes, write_tree
 
 NAMES_SHOWN = 5
 _REMEDY = (
@@ -89,14 +90,30 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
 def _metadata_steps(directory: DataDirectory) -> list[Step]:
     logs = directory.logs()
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
-    found = read_tree(path)
-    if not logs or (found is not None and not _unknown(logs, found) and _term(found) >= directory.term):
-        return []
-    tree = read_tree(copy)
-    if tree is None:
+    found, copied = read_tree(path), read_tree(copy)
+    if found is None and not logs and not directory.term and not _has_bytes(path):
+        return []  # No broker has started here.
+    originals = None if found is None else _originals(found.damaged, copied)
+    if found is not None and originals is not None:
+        tree = {**found.sound, **originals}
+        if _fits(directory, logs, tree):
+            if not originals:
+                return []
+            text = (
+                f"restore {_shown(sorted(originals))} of {path.name} from {copy.name}, as the checksums show that it "
+                f"was; the other {len(found.sound)} nodes are sound and stay"
+            )
+            return [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+    if copied is None or copied.damaged:
         raise AnabranchError(
-            f"{copy} is missing or damaged, and {path} does not fit the logs: restore either from a copy of your own."
+            f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "
+            "copy of your own."
         )
+    return _whole_copy_steps(directory, copied.sound, logs)
+
+
+def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> list[Step]:
+    path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
     unknown = _unknown(logs, tree)
     text = f"restore {path.name} from {copy.name}: {len(logs) - len(unknown)} of {len(logs)} logs are in it"
     steps = [Step(text, partial(directory.restore_metadata, copy))]
@@ -110,7 +127,21 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
     return steps
 
 
-def _changes(directory: DataDirectory, tree: Mapping[str, bytes], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
+def _originals(damaged: Mapping[str, Row], copied: Found | None) -> dict[str, Row] | None:
+    """Find damaged nodes, as they were written, in the copy; None where it does not have all of them."""
+    sound = copied.sound if copied is not None else {}
+    originals = {path: sound[path] for path, row in damaged.items() if path in sound and row.stems_from(sound[path])}
+    return originals if len(originals) == len(damaged) else None
+
+
+def _restore(directory: DataDirectory, tree: Sequence[Row]) -> None:
+    made = directory.path / f"{METADATA_FILE}.repaired"
+    write_tree(made, tree)
+    directory.restore_metadata(made)
+    made.unlink()
+
+
+def _changes(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
     """The nodes of a copy that the logs are ahead of."""
     changes: dict[str, bytes] = {}
     seen = -1
@@ -118,14 +149,14 @@ def _changes(directory: DataDirectory, tree: Mapping[str, bytes], logs: Sequence
         found = directory.survey(log)
         seen = max(seen, found.producer_id)
         name = nodes.partition_path(log.topic, log.partition)
-        if tree.get(name):
-            node = nodes.read_partition(name, tree[name])
+        if _data(tree, name):
+            node = nodes.read_partition(name, tree[name].data)
             if found.latest_epoch > node.leader_epoch:
                 raised = replace(node, leader_epoch=found.latest_epoch)
                 changes[name] = nodes.put_partition(log.topic, log.partition, raised).data
     # Ids may have been handed out, and used, in the seconds after the copy was made: a block more is skipped.
     size = nodes.PRODUCER_ID_BLOCK_SIZE
-    given_below = max(int(tree.get(nodes.PRODUCER_IDS) or b"0"), (seen // size + 1) * size)
+    given_below = max(int(_data(tree, nodes.PRODUCER_IDS) or b"0"), (seen // size + 1) * size)
     changes[nodes.PRODUCER_IDS] = b"%d" % (given_below + size)
     if directory.term > _term(tree):
         changes[nodes.CONTROLLER_EPOCH] = b"%d" % directory.term
@@ -156,14 +187,26 @@ def _log_start_is_lost(directory: DataDirectory, log: TopicPartition, first_base
     return known.log_start < first_base or (known.synced is not None and known.log_start > known.synced)
 
 
-def _unknown(logs: Iterable[TopicPartition], tree: Mapping[str, bytes]) -> list[TopicPartition]:
-    return [log for log in logs if not tree.get(nodes.partition_path(log.topic, log.partition))]
+def _fits(directory: DataDirectory, logs: Sequence[TopicPartition], tree: Mapping[str, Row]) -> bool:
+    return not _unknown(logs, tree) and _term(tree) >= directory.term
 
 
-def _term(tree: Mapping[str, bytes]) -> int:
-    return int(tree.get(nodes.CONTROLLER_EPOCH) or b"0")
+def _has_bytes(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
-def _shown(logs: Sequence[TopicPartition]) -> str:
+def _unknown(logs: Iterable[TopicPartition], tree: Mapping[str, Row]) -> list[TopicPartition]:
+    return [log for log in logs if not _data(tree, nodes.partition_path(log.topic, log.partition))]
+
+
+def _term(tree: Mapping[str, Row]) -> int:
+    return int(_data(tree, nodes.CONTROLLER_EPOCH) or b"0")
+
+
+def _data(tree: Mapping[str, Row], path: str) -> bytes:
+    return tree[path].data if path in tree else b""
+
+
+def _shown(logs: Sequence[TopicPartition] | Sequence[str]) -> str:
     names = ", ".join(map(str, logs[:NAMES_SHOWN]))
     return names if len(logs) <= NAMES_SHOWN else f"{names} and {len(logs) - NAMES_SHOWN} more"

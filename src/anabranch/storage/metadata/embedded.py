@@ -6,6 +6,9 @@ operation after the other, so that no operation blocks the event loop. Watches a
 in the order of the changes. What SQLite cannot do (disk full, input/output error, a file that another process holds) is
 an OSError, and then nothing has changed.
 
+Every node has a checksum, and each reading of a node compares it (`table`). A file with a damaged node is not opened; a
+change that meets one later fails, and the others go on.
+
 The bytes of a node lie beside the index of paths, not in it. The node of a topic has a megabyte where the topic has
 100,000 partitions, and SQLite reads an entry of an index whole to compare it: in an index every operation on a
 partition would read that megabyte.
@@ -20,7 +23,7 @@ import itertools
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +36,7 @@ from anabranch.storage.interface import (
     Change,
     Check,
     Create,
+    DamagedMetadataError,
     Delete,
     MetadataError,
     NodeExistsError,
@@ -45,33 +49,14 @@ from anabranch.storage.interface import (
     check_path,
     parent_of,
 )
+from anabranch.storage.metadata import table
+from anabranch.storage.metadata.table import UNREADABLE, Row
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Happened = list[tuple[str, Change]]
 Paths = set[str]
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS node (
-    path TEXT PRIMARY KEY NOT NULL,
-    parent TEXT NOT NULL,
-    data BLOB NOT NULL,
-    version INTEGER NOT NULL,
-    ephemeral INTEGER NOT NULL
-)
-"""
-_INDEX = "CREATE INDEX IF NOT EXISTS node_parent ON node (parent)"
-_ROOT = "INSERT OR IGNORE INTO node VALUES ('/', '', x'', 0, 0)"
-_WITHIN_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'node' AND sql LIKE '%WITHOUT ROWID%'"
-"""Whether a file is of an earlier version, which kept the bytes of the nodes within the index of paths."""
-_COPIED = (
-    "ALTER TABLE node RENAME TO earlier",
-    "DROP INDEX node_parent",
-    _TABLE,
-    _INDEX,
-    "INSERT INTO node SELECT path, parent, data, version, ephemeral FROM earlier ORDER BY path",
-    "DROP TABLE earlier",
-)
 _DELETE = f"""
 DELETE FROM node
 WHERE path = ? AND (? = {ANY_VERSION} OR version = ?)
@@ -87,7 +72,8 @@ _ERRNO = {
     sqlite3.SQLITE_READONLY: errno.EROFS,
     sqlite3.SQLITE_CANTOPEN: errno.ENOENT,
 }
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+"""The statements are constants: one that is an error finds a table or a column that has another name."""
 
 
 class EmbeddedMetadataStore:
@@ -217,27 +203,24 @@ class _Database:
         """Grows with every change."""
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
         try:
+            table.check_header(path)
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
-            found = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-            if found != "ok":
-                raise sqlite3.DatabaseError(found)
-            for statement in (_TABLE, _INDEX, _ROOT):
-                self._connection.execute(statement)
-            last = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            self.session = int(last) + 1
+            last = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+            if last or self._connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                table.check(self._connection)  # Before anything in the file is changed.
+            self._form = table.make(self._connection)
+            self.session = last + 1
             self._connection.execute(f"PRAGMA user_version = {self.session}")
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             self._connection.close()
             raise self._refused(error) from error
-        self._take_bytes_out_of_index()
+        self._give_checksums()
         self._drop_ephemeral_nodes()
 
     def get(self, path: str) -> tuple[bytes, int]:
-        rows = self._execute("SELECT data, version FROM node WHERE path = ?", path)
-        if not rows:
-            raise NoNodeError(f"There is no node {path}.")
-        return bytes(rows[0][0]), int(rows[0][1])
+        row = self._row(path)
+        return row.data, row.version
 
     def exists(self, path: str) -> bool:
         return bool(self._execute("SELECT 1 FROM node WHERE path = ?", path))
@@ -262,13 +245,13 @@ class _Database:
 
     def subtree(self, path: str) -> Sequence[StoredNode]:
         below = path.rstrip("/")
-        rows = self._execute(
-            "SELECT path, data, version FROM node WHERE path = ? OR (path > ? AND path < ?) ORDER BY path",
+        found = self._execute(
+            f"{self._form.select} WHERE path = ? OR (path > ? AND path < ?) ORDER BY path",
             path,
             f"{below}/",
             f"{below}0",  # The character that follows the slash.
         )
-        return [StoredNode(row[0], bytes(row[1]), row[2]) for row in rows]
+        return [StoredNode(row.path, row.data, row.version) for row in map(self._sound, found)]
 
     def ensure(self, path: str) -> tuple[int, Happened]:
         parts = path.strip("/").split("/")
@@ -285,21 +268,27 @@ class _Database:
             lasting: Paths = set()
             with self._transaction():
                 for operation in operations:
-                    changes += self._perform(operation, lasting)
                     if isinstance(operation, Set):
-                        version = self.get(operation.path)[1]
+                        version = self._set(operation)
+                        changes.append((operation.path, Change.CHANGED))
+                    else:
+                        changes += self._perform(operation, lasting)
             self.changes += 1
         return version, changes
 
     def copy_to(self, path: Path) -> None:
-        """Copy the tree into the file at `path`, which is replaced as a whole. Any thread; blocks; OSError."""
+        """Copy the tree into the file at `path`, which is replaced as a whole. Any thread; blocks; OSError.
+
+        A tree that is damaged on the disk does not replace a copy of it as it was.
+        """
         temporary = path.with_name(path.name + ".tmp")
         temporary.unlink(missing_ok=True)
         try:
             source, copy = sqlite3.connect(self._path), sqlite3.connect(temporary)
             with contextlib.closing(source), contextlib.closing(copy):
                 source.backup(copy)
-        except sqlite3.Error as error:
+                table.check(copy)
+        except UNREADABLE as error:
             raise self._refused(error) from error
         _sync(temporary)
         temporary.replace(path)
@@ -323,28 +312,48 @@ class _Database:
                 self._execute("ROLLBACK")
             raise
 
-    def _take_bytes_out_of_index(self) -> None:
+    def _give_checksums(self) -> None:
         """Rewrite a file of an earlier version; one that cannot be rewritten, as on a full disk, is used as it is."""
-        if self._execute(_WITHIN_INDEX):
-            with contextlib.suppress(OSError), self._transaction():
-                for statement in _COPIED:
-                    self._execute(statement)
+        if self._form is table.EARLIER:
+            with contextlib.suppress(*UNREADABLE):
+                table.rewrite(self._connection)
+                self._form = table.CURRENT
+
+    def _row(self, path: str) -> Row:
+        found = self._execute(f"{self._form.select} WHERE path = ?", path)
+        if not found:
+            raise NoNodeError(f"There is no node {path}.")
+        return self._sound(found[0])
+
+    def _sound(self, values: tuple[Any, ...]) -> Row:
+        row = Row(*values)
+        if not row.is_sound:
+            raise self._refused(sqlite3.DatabaseError(table.unsound(row.path)))
+        return row
 
     def _execute(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(sql, values).fetchall()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise self._refused(error) from error
 
-    def _refused(self, error: sqlite3.Error) -> Exception:
+    def _refused(self, error: Exception) -> Exception:
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         if code in _DAMAGED or type(error) is sqlite3.DatabaseError:
-            return MetadataError(
+            return DamagedMetadataError(
                 f"{self._path} is damaged ({error}). Restore it from a copy, as `anabranch repair` does."
             )
         return OSError(_ERRNO.get(code, errno.EIO), f"the metadata store refuses: {error}", str(self._path))
 
-    def _perform(self, operation: Operation, lasting: Paths) -> Happened:
+    def _set(self, operation: Set) -> int:
+        """Give a node new bytes; its new version."""
+        check_path(operation.path)
+        row = self._expect(operation.path, operation.version)
+        version = row.version + 1
+        self._execute(self._form.update, *self._form.updated(row.path, version, row.session, operation.data))
+        return version
+
+    def _perform(self, operation: Create | Delete | Check, lasting: Paths) -> Happened:
         """Make one change; `lasting`: nodes that are known to be there, and not ephemeral."""
         path = operation.path
         check_path(path)
@@ -360,15 +369,11 @@ class _Database:
                         raise MetadataError(f"The node {parent} is ephemeral: it cannot have children.")
                     lasting.add(parent)
                 owner = self.session if ephemeral else 0
-                if not self._insert(path, parent, data, owner):
+                if not self._insert(path, data, owner):
                     raise NodeExistsError(f"There is a node {path} already.")
                 if not ephemeral:
                     lasting.add(path)
                 return [(path, Change.CREATED), (parent, Change.CHILDREN)]
-            case Set(_, data, version):
-                self._expect(path, version)
-                self._execute("UPDATE node SET data = ?, version = version + 1 WHERE path = ?", data, path)
-                return [(path, Change.CHANGED)]
             case Delete(_, version):
                 if not self._changed(_DELETE, path, version, version, path):
                     self._expect(path, version)
@@ -379,13 +384,13 @@ class _Database:
                 self._expect(path, version)
                 return []
 
-    def _insert(self, path: str, parent: str, data: bytes, owner: int) -> bool:
+    def _insert(self, path: str, data: bytes, owner: int) -> bool:
         """Add a node; False where one of this path is there."""
         try:
-            self._connection.execute("INSERT INTO node VALUES (?, ?, ?, 0, ?)", (path, parent, data, owner))
+            self._connection.execute(self._form.insert, self._form.inserted(path, 0, owner, data))
         except sqlite3.IntegrityError:
             return False
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise self._refused(error) from error
         return True
 
@@ -393,13 +398,16 @@ class _Database:
         """Make a change of at most one node; whether it was made."""
         try:
             return self._connection.execute(sql, values).rowcount > 0
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise self._refused(error) from error
 
-    def _expect(self, path: str, version: int) -> None:
-        found = self.get(path)[1]
-        if version not in (ANY_VERSION, found):
-            raise BadVersionError(f"The node {path} is at version {found}, not at {version}: it has changed since.")
+    def _expect(self, path: str, version: int) -> Row:
+        row = self._row(path)
+        if version not in (ANY_VERSION, row.version):
+            raise BadVersionError(
+                f"The node {path} is at version {row.version}, not at {version}: it has changed since."
+            )
+        return row
 
     def _drop_ephemeral_nodes(self) -> None:
         gone = [Delete(row[0]) for row in self._execute("SELECT path FROM node WHERE ephemeral <> 0")]
@@ -413,29 +421,3 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def read_tree(path: Path) -> dict[str, bytes] | None:
-    """Read all nodes of a file that no broker uses; None where it is missing, empty or damaged. Blocks."""
-    if not (path.exists() and path.stat().st_size):
-        return None
-    try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            if database.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
-                return None
-            return {row[0]: bytes(row[1]) for row in database.execute("SELECT path, data FROM node")}
-    except sqlite3.Error:
-        return None
-
-
-def write_nodes(path: Path, nodes: Mapping[str, bytes]) -> None:
-    """Set nodes in a file that no broker uses, durably. Blocks; OSError."""
-    try:
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            database.execute("PRAGMA synchronous = FULL")
-            for name, data in nodes.items():
-                row = "INSERT INTO node VALUES (?, ?, ?, 0, 0) ON CONFLICT (path) DO UPDATE SET data = excluded.data"
-                database.execute(row, (name, parent_of(name), data))
-            database.commit()
-    except sqlite3.Error as error:
-        raise OSError(errno.EIO, f"{path} cannot be written: {error}") from error

@@ -3,24 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import random
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from anabranch.storage.interface import Change, Create, Delete, MetadataError, Set, StoredNode
+from anabranch.storage.interface import (
+    Change,
+    Check,
+    Create,
+    DamagedMetadataError,
+    Delete,
+    MetadataError,
+    Set,
+    StoredNode,
+)
 from anabranch.storage.metadata import embedded
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore, parent_of
 
-EARLIER_TABLE = """
+EARLIER_TABLES = (
+    """
 CREATE TABLE node (
     path TEXT PRIMARY KEY, parent TEXT NOT NULL, data BLOB NOT NULL, version INTEGER NOT NULL,
     ephemeral INTEGER NOT NULL
 ) WITHOUT ROWID
-"""
+""",
+    """
+CREATE TABLE IF NOT EXISTS node (
+    path TEXT PRIMARY KEY NOT NULL,
+    parent TEXT NOT NULL,
+    data BLOB NOT NULL,
+    version INTEGER NOT NULL,
+    ephemeral INTEGER NOT NULL
+)
+""",
+)
+earlier = pytest.mark.parametrize("earlier", EARLIER_TABLES, ids=("within the index", "beside the index"))
 EARLIER_NODES = {
     "/": (b"", 0, 0),
     "/topics": (b"", 0, 0),
@@ -105,6 +128,113 @@ def test_a_damaged_file_is_told_in_a_sentence(tmp_path: Path) -> None:
         asyncio.run(EmbeddedMetadataStore.open(path))
 
 
+def change_on_the_disk(path: Path, sql: str, *values: object) -> None:
+    """Change what is stored, as a disk may, without its checksum."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        changed = database.execute(sql, values)
+        assert changed.rowcount == 1
+        database.commit()
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+async def check_a_flipped_bit_is_found(path: Path, node: str) -> None:
+    """A store does not open a file in which a bit of a node has flipped."""
+    change_on_the_disk(path, "UPDATE node SET data = x'01' || substr(data, 2) WHERE path = ?", node)
+    with pytest.raises(DamagedMetadataError, match=f"the node {node} does not fit its checksum.*anabranch repair"):
+        await EmbeddedMetadataStore.open(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "data = replace(data, '604800000', '204800000')",
+        "data = CAST(data AS TEXT)",
+        "version = version + 1",
+        "version = 'x'",
+        "ephemeral = 1",
+        "crc = crc + 1",
+    ],
+)
+def test_a_node_that_has_changed_on_the_disk_is_found_when_a_store_is_opened(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def story() -> None:
+        store = await EmbeddedMetadataStore.open(path)
+        await store.create("/config", b'{"retention.ms": "604800000"}')
+        await store.set("/config", b'{"retention.ms": "604800000"}')
+        await store.close()
+        change_on_the_disk(path, f"UPDATE node SET {change} WHERE path = '/config'")
+        before = path.read_bytes()
+        with pytest.raises(DamagedMetadataError, match="the node /config does not fit its checksum"):
+            await EmbeddedMetadataStore.open(path)
+        assert path.read_bytes() == before
+
+    asyncio.run(story())
+
+
+def test_any_flipped_bit_of_a_file_is_found_or_changes_no_node(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+    chance = random.Random(7)
+
+    async def nodes() -> Sequence[StoredNode]:
+        store = await EmbeddedMetadataStore.open(path)
+        try:
+            return await store.subtree("/")
+        finally:
+            await store.close()
+
+    async def made() -> None:
+        store = await EmbeddedMetadataStore.open(path)
+        await store.create("/topics", b"{}")
+        for number in range(20):
+            await store.create(f"/topics/{number}", b'{"retention.ms": "604800000"}')
+        await store.close()
+
+    asyncio.run(made())
+    whole, expected, found = path.read_bytes(), asyncio.run(nodes()), 0
+    written = [at for at, byte in enumerate(whole) if byte]
+    for _ in range(400):
+        at = chance.choice(written)
+        data = bytearray(whole)
+        data[at] ^= 1 << chance.randrange(8)
+        for suffix in ("", "-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        path.write_bytes(data)
+        try:
+            assert asyncio.run(nodes()) == expected, f"byte {at} changed to {data[at]}"
+        except DamagedMetadataError:
+            found += 1
+    assert found > 300
+
+
+def test_a_node_that_changes_on_the_disk_while_a_store_is_open_concerns_no_other(tmp_path: Path) -> None:
+    path, copy = tmp_path / "metadata.sqlite", tmp_path / "copy.sqlite"
+
+    async def story() -> None:
+        store = await EmbeddedMetadataStore.open(path)
+        await store.multi([Create("/a", b"1000"), Create("/a/b", b"2000"), Create("/c", b"3000")])
+        await store.copy_to(copy)
+        sound = copy.read_bytes()
+        change_on_the_disk(path, "UPDATE node SET data = x'30' WHERE path = '/a/b'")
+        attempts: list[Callable[[], object]] = [
+            lambda: store.get("/a/b"),
+            lambda: store.subtree("/a"),
+            lambda: store.set("/a/b", b"0"),
+            lambda: store.multi([Set("/c", b"0"), Check("/a/b", 0)]),
+        ]
+        for attempt in attempts:
+            with pytest.raises(DamagedMetadataError, match="the node /a/b does not fit"):
+                await attempt()  # type: ignore[misc]
+        assert await store.get("/c") == (b"3000", 0)
+        assert await store.set("/c", b"4000") == 1
+        with pytest.raises(OSError, match="the node /a/b does not fit"):
+            await store.copy_to(copy)
+        assert copy.read_bytes() == sound, "a damaged node was copied"
+        await store.close()
+
+    asyncio.run(story())
+
+
 def test_a_change_whose_caller_is_cancelled_is_made_whole_and_told_to_the_watches(tmp_path: Path) -> None:
     async def story() -> None:
         store = await EmbeddedMetadataStore.open(tmp_path / "metadata.sqlite")
@@ -137,11 +267,11 @@ def test_a_closed_store_refuses_and_may_be_closed_again(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-def make_earlier_file(path: Path) -> None:
+def make_earlier_file(path: Path, earlier: str) -> None:
     """A file as earlier versions wrote it."""
     database = sqlite3.connect(path)
     database.execute("PRAGMA journal_mode = WAL")
-    database.execute(EARLIER_TABLE)
+    database.execute(earlier)
     database.execute("CREATE INDEX node_parent ON node (parent)")
     for node, (data, version, session) in EARLIER_NODES.items():
         database.execute("INSERT INTO node VALUES (?, ?, ?, ?, ?)", (node, parent_of(node), data, version, session))
@@ -169,18 +299,22 @@ async def check_earlier_nodes(path: Path) -> None:
     await store.close()
 
 
-def test_a_file_of_an_earlier_version_is_rewritten_with_all_that_is_in_it(tmp_path: Path) -> None:
+@earlier
+def test_a_file_of_an_earlier_version_is_rewritten_with_all_that_is_in_it(tmp_path: Path, earlier: str) -> None:
     path = tmp_path / "metadata.sqlite"
-    make_earlier_file(path)
+    make_earlier_file(path, earlier)
     asyncio.run(check_earlier_nodes(path))
     assert "WITHOUT ROWID" not in form_of(path)
+    assert "crc INTEGER NOT NULL" in form_of(path)
+    asyncio.run(check_a_flipped_bit_is_found(path, "/topics/b"))
 
 
+@earlier
 def test_a_file_of_an_earlier_version_on_a_full_disk_is_used_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, earlier: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "metadata.sqlite"
-    make_earlier_file(path)
+    make_earlier_file(path, earlier)
     pages = path.stat().st_size // 4096
     connect = sqlite3.connect
 
@@ -193,7 +327,7 @@ def test_a_file_of_an_earlier_version_on_a_full_disk_is_used_as_it_is(
     with monkeypatch.context() as patched:
         patched.setattr(embedded.sqlite3, "connect", connect_full)
         asyncio.run(check_earlier_nodes(path))
-    assert "WITHOUT ROWID" in form_of(path)
+    assert "crc" not in form_of(path)
 
 
 def bytes_read() -> int:
