@@ -144,13 +144,19 @@ class DataDirectory:
             values = {name.strip(): value.strip() for name, _, value in pairs}
             version, found = int(values["version"]), Identity(values["cluster.id"], int(values["node.id"]))
         except (KeyError, ValueError) as error:
-            raise AnabranchError(f"{path} is damaged: expected version, cluster.id and node.id in it.") from error
+            raise AnabranchError(
+                f"{path} is damaged: expected version, cluster.id and node.id in it. Restore it from a copy, or remove "
+                "it: the broker then makes one, with a new cluster.id."
+            ) from error
         if version != VERSION:
-            raise AnabranchError(f"{path} is of version {version}; this broker reads version {VERSION}.")
+            raise AnabranchError(
+                f"{path} is of version {version}; this broker reads version {VERSION}. Start a broker of that version, "
+                "or restore the file from a copy, if it is damaged."
+            )
         if found.node_id != new.node_id:
             raise AnabranchError(
-                f"{self.path} holds the data of node {found.node_id}, but this broker is node {new.node_id}. "
-                "Set node.id as it was, or use another data directory."
+                f"{self.path} holds the data of node {found.node_id}, as {META_FILE} says, but this broker is node "
+                f"{new.node_id}. Set node.id as it was, or use another data directory."
             )
         return found
 

@@ -25,10 +25,23 @@ def test_a_directory_remembers_whose_it_is(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, Disk())
     assert directory.identity(Identity("c1", 3)) == Identity("c1", 3)
     assert directory.identity(Identity("other", 3)) == Identity("c1", 3)
-    with pytest.raises(AnabranchError, match="node 3"):
+    with pytest.raises(AnabranchError, match=r"node 3, as meta\.properties says"):
         directory.identity(Identity("c1", 4))
-    (tmp_path / "meta.properties").write_text("version=1\n")
-    with pytest.raises(AnabranchError, match="damaged"):
+    directory.release()
+
+
+@pytest.mark.parametrize(
+    ("data", "remedy"),
+    [
+        (b"version=1\n", "Restore it from a copy, or remove it"),
+        (b"\xff", "Restore it from a copy, or remove it"),
+        (b"version=3\ncluster.id=c1\nnode.id=3\n", "or restore the file from a copy"),
+    ],
+)
+def test_a_damaged_identity_is_told_with_its_file_and_how_to_go_on(tmp_path: Path, data: bytes, remedy: str) -> None:
+    directory = DataDirectory(tmp_path, Disk())
+    (tmp_path / "meta.properties").write_bytes(data)
+    with pytest.raises(AnabranchError, match=f"{tmp_path / 'meta.properties'} .*{remedy}"):
         directory.identity(Identity("c1", 3))
     directory.release()
 

@@ -1,0 +1,21 @@
+"""A few cases of the fuzzer of whole data directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.directories import KINDS, LEFT_OUT, Case
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_acknowledged_is_there_or_a_sentence_tells_why_not(tmp_path: Path, seed: int) -> None:
+    path = tmp_path / "data"
+    path.mkdir()
+    assert Case(seed, path).run()
+
+
+def test_every_kind_of_file_has_its_turn(tmp_path: Path) -> None:
+    kinds = {Case(seed, tmp_path).kind for seed in range(100)}
+    assert kinds == set(KINDS) - LEFT_OUT
