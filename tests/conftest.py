@@ -23,6 +23,7 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 LONGEST = (
     "spark/test_source.py",
+    "soak/test_soak.py",
     "end_to_end/test_order_at_the_edge.py",
     "crash/test_loop.py",
     "conformance/test_groups.py",
@@ -48,7 +49,6 @@ LONGEST = (
     "end_to_end/test_groups.py",
     "end_to_end/test_transactions.py",
     "end_to_end/test_loop_steps.py",
-    "soak/test_soak.py",
     "end_to_end/test_hostile_batches.py",
     "end_to_end/test_shares.py",
     "end_to_end/test_cooperative_fetch.py",

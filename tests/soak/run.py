@@ -3,8 +3,9 @@
 Producers of ours send four keys each while the topic is resized a hundred times, its retiring partitions are emptied,
 and the broker is killed. Three groups of ours (both protocols, several ways to commit) and one of stock consumers read
 along: their members come, go, stop for a while and are killed. Each group's edge checks the order as it is read; at the
-end everything that was sent must have been read. A stock group keeps no order across a shrink (ordering.md, section 8),
-so it reads a second topic, which only grows.
+end everything that was sent must have been read, but for records that were deleted before the group had committed them.
+A stock group keeps no order across a shrink (ordering.md, section 8), so it reads a second topic, which only grows.
+A run in which one of these things never happened fails, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from anabranch.client import ApiError, ErrorCode
 from tests.support.applications import CLOSED_MS_MIN, LATE_NS, Group, Stage, Workers, own_processes, stage
 from tests.support.broker import BrokerProcess
 
@@ -27,8 +29,26 @@ QUICK = {
     "group.consumer.heartbeat.interval.ms": 300,
     "group.consumer.min.heartbeat.interval.ms": 100,
     "group.initial.rebalance.delay.ms": 0,
+    "reaper.interval.ms": 200,
 }
 MEMBERS_MAX = 3
+MUST_HAPPEN = {
+    "goings": "no member left",
+    "stops": "no member stopped for a while",
+    "member_kills": "no member was killed",
+    "broker_kills": "no broker was killed",
+    "deletions": "no records of a retiring partition were deleted",
+    "unread_deletions": "no records were deleted before all groups had committed them",
+    "removals": "no retiring partition was emptied and removed",
+}
+"""What a run counts, and what is said where it did not happen."""
+UNREAD = 0.3
+"""How often a shrink is followed by a deletion of records that no group has committed."""
+STANDING_S = 2.0
+REMOVED_S = 0.5
+"""Within which the broker mostly removes empty partitions."""
+PASSED_S = 60.0
+"""Within which all groups must be beyond records that were deleted before they had committed them."""
 ANSWER_S = 60.0
 """Within which a broker tells its metrics, on a machine with other work."""
 
@@ -44,13 +64,20 @@ class Soak:
         self.broker = BrokerProcess(directory, **QUICK).start()
         self.broker.settings["listeners"] = f"127.0.0.1:{self.broker.port}"
         self.resizes = self.broker_kills = self.member_kills = self.comings = self.goings = self.stops = 0
+        self.deletions = self.unread_deletions = self.removals = 0
         self.refused = 0.0
         self.stages: list[Stage] = []
         self._processes = 0
+        self._unread: tuple[int, int, float] | None = None
+        """A partition, the offset up to which records were deleted that not all groups had read, and the time limit."""
+        self._retiring: frozenset[int] = frozenset()
         self._began = time.monotonic()
 
     def run(self) -> None:
-        """Run until the time is over and all resizes were made, then read everything. OrderError."""
+        """Run until the time is over and all resizes were made, then read everything. OrderError.
+
+        What has not happened by chance is waited for once more as long.
+        """
         address = f"127.0.0.1:{self.broker.port}"
         with (
             stage(address, "breathing", SMALLEST, self.workers) as breathing,
@@ -70,14 +97,18 @@ class Soak:
             self.note_refusals()
             for each in self.stages:
                 each.finish(60 + self.seconds / 4)
-                each.check_that_it_tested(closed=False)
+            self.check_that_it_tested()
 
     def _happen(self, breathing: Stage, growing: Stage) -> None:
         began = reported = time.monotonic()
         pause_s = self.seconds / self.resizes_max
         due = began
-        while (now := time.monotonic()) < began + self.seconds or self.resizes < self.resizes_max:
-            if now >= due and self.resizes < self.resizes_max:
+        while (
+            (now := time.monotonic()) < began + self.seconds
+            or self.resizes < self.resizes_max
+            or (self.untested() and now < began + 2 * self.seconds)
+        ):
+            if self.is_passed(breathing) and now >= due and self.resizes < self.resizes_max:
                 due = now + pause_s
                 self.resize(breathing, growing)
             happens = self.chance.random()
@@ -89,8 +120,10 @@ class Soak:
             elif happens < 0.6 and group.staying:
                 self.chance.choice(group.staying).stand(self.chance.uniform(0.2, 1.5))
                 self.stops += 1
-            elif happens < 0.65:
+            elif happens < 0.68 and self._unread is None:
                 self.kill_broker()
+            elif happens < 0.95:
+                self.delete_retiring(breathing)
             for each in (*breathing.groups, *growing.groups):
                 assert not each.failures, each.failures[0]
                 self.end_processes(each)
@@ -105,9 +138,71 @@ class Soak:
     def resize(self, breathing: Stage, growing: Stage) -> None:
         """Resize one topic to any count, and make the other one larger, as long as it may grow."""
         self.resizes += 1
-        breathing.resize(self.chance.choice([n for n in range(SMALLEST, LARGEST) if n != breathing.count]))
+        count = self.chance.choice([n for n in range(SMALLEST, LARGEST) if n != breathing.count])
+        unread = count < breathing.count and (not self.unread_deletions or self.chance.random() < UNREAD)
+        if unread:
+            self._stand(breathing)
+        elif count > breathing.count:  # Those that are read are removed from the top, and made again.
+            self.delete_retiring(breathing)
+            time.sleep(REMOVED_S)
+            self.delete_retiring(breathing)
+        breathing.resize(count)
+        if unread:
+            self.delete_retiring(breathing, unread=True)
         if growing.count < GROWN_MAX and self.resizes % max(1, self.resizes_max // 12) == 0:
+            self._stand(growing)
             growing.resize(growing.count + self.chance.randint(1, 3))
+
+    def _stand(self, stage: Stage) -> None:
+        """Have nobody read for a while, so that records wait in the partitions that a resize concerns."""
+        for member in [member for group in stage.groups for member in group.staying]:
+            member.stand(STANDING_S)
+            self.stops += 1
+        time.sleep(STANDING_S / 4)
+
+    def delete_retiring(self, stage: Stage, *, unread: bool = False) -> None:
+        """Delete what all groups have committed of the retiring partitions, or `unread` some other records of one.
+
+        Of the others never all: of a partition that is removed nobody knows what a slow owner still has (ADR 0063).
+        """
+        try:
+            spans = stage.admin.topic_offsets(stage.topic)
+        except ApiError as error:
+            if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:  # One may be removed meanwhile.
+                raise
+            return
+        retiring = frozenset(number for number in spans if number >= stage.count)
+        self.removals += len({number for number in self._retiring if number >= stage.count} - retiring)
+        self._retiring = retiring
+        numbers = [number for number in sorted(retiring) if spans[number].start < spans[number].end]
+        if not numbers:
+            return
+        read = {number: max(spans[number].start, min(stage.committed(number).values())) for number in numbers}
+        if unread:
+            number = max(read, key=lambda each: spans[each].end - read[each])
+            if read[number] + 1 >= spans[number].end:
+                return
+            read = {number: self.chance.randint(read[number] + 1, spans[number].end - 1)}
+            self._unread = number, read[number], time.monotonic() + PASSED_S
+            self.unread_deletions += 1
+        for number, offset in read.items():
+            if offset > spans[number].start:
+                stage.delete_records(number, offset)
+                self.deletions += 1
+                self._note(f"records of {number} are deleted up to {offset} of {spans[number].end}; unread: {unread}")
+
+    def is_passed(self, stage: Stage) -> bool:
+        """Whether all groups are beyond what was deleted unread: until then nothing is resized, and no broker killed.
+
+        A resize and a start of the broker make a group forget who may have fetched deleted records (ADR 0063).
+        """
+        if self._unread is not None:
+            number, offset, deadline = self._unread
+            behind = {name: at for name, at in stage.committed(number).items() if at < offset}
+            assert not behind or time.monotonic() < deadline, f"{number} starts at {offset}; {behind} stand still"
+            if not behind:
+                self._unread = None
+        return self._unread is None
 
     def join(self, group: Group) -> None:
         """Start a member in a process of its own."""
@@ -158,29 +253,48 @@ class Soak:
         self.broker_kills += 1
 
     def _note(self, what: str) -> None:
-        for group in (group for each in self.stages for group in each.groups):
+        for group in self._groups:
             group.story.note(time.monotonic_ns(), "", what)
 
     # -- what it came to -----------------------------------------------------------------------------------------------
 
+    def untested(self) -> list[str]:
+        """Return what a soak is about and has not happened so far, in any of the groups that it concerns."""
+        missing = [never for name, never in MUST_HAPPEN.items() if not getattr(self, name)]
+        return missing + [f"no gate was closed for {group.name}" for group in self._groups if not group.closed_ms]
+
+    def check_that_it_tested(self) -> None:
+        """Check that each thing has happened that a soak is about."""
+        assert self.resizes >= self.resizes_max, f"{self.resizes} resizes instead of {self.resizes_max}"
+        assert self.refused > 0, "no producer was refused for an old partition count"
+        missing = self.untested()
+        assert not missing, "; ".join(missing)
+        for each in self.stages:
+            each.check_that_it_tested()
+
+    @property
+    def _groups(self) -> list[Group]:
+        return [group for each in self.stages for group in each.groups]
+
     def summary(self) -> str:
         """Return what was sent, read and done so far, in one line."""
         sent = sum(sum(each.load.sent.values()) for each in self.stages)
-        groups = [group for each in self.stages for group in each.groups]
-        read = sum(group.edge.first_deliveries for group in groups)
-        moves = sum(group.edge.moves for group in groups)
-        again = sum(group.edge.repetitions for group in groups)
+        read = sum(group.edge.first_deliveries for group in self._groups)
+        moves = sum(group.edge.moves for group in self._groups)
+        again = sum(group.edge.repetitions for group in self._groups)
+        skipped = sum(group.edge.skipped for group in self._groups)
         return (
             f"{time.monotonic() - self._began:.0f} s: {sent} records sent, {read} first deliveries, {moves} across "
-            f"partitions, {again} again; {self.resizes} resizes, {self.refused:.0f} batches refused; members: "
-            f"{self.comings} came, {self.goings} left, {self.member_kills} killed, {self.stops} stopped; "
-            f"{self.broker_kills} brokers killed"
+            f"partitions, {again} again, {skipped} deleted unread; {self.resizes} resizes, {self.refused:.0f} batches "
+            f"refused; {self.deletions} deletions, {self.unread_deletions} of unread records, {self.removals} emptied "
+            f"partitions removed; members: {self.comings} came, {self.goings} left, {self.member_kills} killed, "
+            f"{self.stops} stopped; {self.broker_kills} brokers killed"
         )
 
     def report(self) -> str:
         """Return the summary, and a line for each group: what it read, and how long its gates were closed for sure."""
         lines = [self.summary()]
-        for group in (group for each in self.stages for group in each.groups):
+        for group in self._groups:
             edge, closed = group.edge, sorted(group.closed_ms)
             waited = (
                 f", half of them {closed[len(closed) // 2]:.0f} ms, the longest {closed[-1]:.0f} ms" if closed else ""
@@ -195,7 +309,7 @@ class Soak:
 
 
 def main() -> int:
-    """Run; the exit code is 1 if the order was broken or a record is missing."""
+    """Run; the exit code is 1 if the order was broken, a record is missing, or something was not tested."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak.run", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--resizes", type=int, default=100)
@@ -213,7 +327,7 @@ def main() -> int:
         finally:
             soak.broker.kill()
         print(soak.report())
-    print("every group was handed every record, in the order of its key")
+    print("every group was handed every record that was not deleted before, in the order of its key")
     return 0
 
 

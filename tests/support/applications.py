@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from anabranch.client import AnabranchError, Producer, sync
+from anabranch.client import AnabranchError, Producer, TopicPartition, sync
 from tests.support.application_edge import ApplicationEdge, Handed, OrderError, Partition, Stream
 from tests.support.broker import BrokerProcess
 from tests.support.group_story import GroupStory
@@ -122,7 +122,7 @@ class Group:
         self.plan.pop("patient", None)
         load = stage.load
         self.edge = ApplicationEdge(
-            deleted=stage.is_deleted,
+            deleted=lambda partition, offset: stage.is_deleted(partition, offset, name),
             place_of=load.place_of,
             begins_late=late,
             patience_ms=patience,
@@ -444,7 +444,8 @@ class Stage:
         self.load = Load(address, topic)
         self.groups: list[Group] = []
         self._workers = workers
-        self._deleted: dict[Partition, int] = {}
+        self._deleted: dict[Partition, list[tuple[int, dict[str, int]]]] = defaultdict(list)
+        """By partition: where each deletion ended, and what each group had committed there before it."""
         self.admin = sync.Admin(address, default_api_timeout_ms=30_000)
         self.admin.create_topics(topic, partitions=partitions)
 
@@ -516,17 +517,23 @@ class Stage:
         found = broker.metrics().get(f'anabranch_produce_stalebatches_total{{topic="{self.topic}"}}', 0)
         assert found > 0, "no producer was refused"
 
+    def committed(self, number: int) -> dict[str, int]:
+        """What each group has committed of a partition, as its coordinator says; 0 for nothing."""
+        tp = TopicPartition(self.topic, number)
+        found = {group.name: self.admin.list_group_offsets(group.name) for group in self.groups}
+        return {name: offsets[tp].offset if tp in offsets else 0 for name, offsets in found.items()}
+
     def delete_records(self, number: int, offset: int | None = None) -> int:
         """Delete the records of a partition before an offset, by default all; return where it starts then."""
         tp = (self.topic, number)
+        read = self.committed(number)
         start = int(self.admin.delete_records({tp: -1 if offset is None else offset})[tp])
-        place = f"{self.topic}~{self.load.life}", number
-        self._deleted[place] = max(self._deleted.get(place, 0), start)
+        self._deleted[f"{self.topic}~{self.load.life}", number].append((start, read))
         return start
 
-    def is_deleted(self, partition: Partition, offset: int) -> bool:
-        """Whether a record was deleted."""
-        return offset < self._deleted.get(partition, 0)
+    def is_deleted(self, partition: Partition, offset: int, group: str) -> bool:
+        """Whether a record was deleted before a group had committed it: what it had committed, it was handed."""
+        return any(read.get(group, 0) <= offset < start for start, read in self._deleted.get(partition, ()))
 
     def until(self, holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
         """Wait until something is so."""
