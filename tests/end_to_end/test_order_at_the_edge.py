@@ -18,7 +18,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
 from tests.support.applications import QUICK, Workers, stage
-from tests.support.broker import BrokerProcess
+from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
 
@@ -214,6 +214,48 @@ def test_a_topic_that_is_made_again_with_another_count_at_creation_is_another_to
         it.load.resume()
         it.grow(6)
         it.finish()
+        it.check_that_it_tested(closed=False)
+
+
+# -- compaction -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["ours", "stock"])
+def test_a_parent_whose_uncommitted_end_was_compacted_away_holds_nothing_up(
+    tmp_path: Path, own_workers: Workers, library: str
+) -> None:
+    """Newer records of its keys wait in the new partition: not longer than until the cleaner has removed the old ones.
+
+    Before, nothing is excused: what was handed out and not committed keeps the gate closed. Every key has one record in
+    the new layout, so that the cleaner finds only the records behind the commit to remove.
+    """
+    configs = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "2000",
+        "min.cleanable.dirty.ratio": "0.01",
+        "min.compaction.lag.ms": "3600000",
+    }
+    with (
+        running(tmp_path / "data", log_cleaner_backoff_ms=50, **QUICK) as broker,
+        stage(broker.address, f"compacted-{library}", 1, own_workers, configs) as it,
+    ):
+        group = it.group(library, members=2, commit="told")
+        it.until_owned(group, [0])
+        it.load.send(1, keys=1, name="head")
+        it.load.send(10, keys=8)
+        it.until(lambda: group.handed_from[0] == 81, "not all is read")
+        group.owner(0).commit({0: 1})
+        it.until(lambda: group.committed == {0: 1}, "nothing is committed")
+        it.resize(2)
+        it.load.send(1, keys=8)
+        it.load.send(1, keys=300, name="others")
+        it.keeps(lambda: not group.handed_from[1], "a record was handed out before its predecessor was committed")
+        group.check()
+        it.admin.alter_configs("topic", it.topic, {"min.compaction.lag.ms": "0"})
+        it.until_compacted(0, range(1, 81))
+        it.finish()
+        assert group.committed == {0: 1}, "something else than the cleaner opened the gate"
+        assert all(len(member.owned) == 1 for member in group.members), "one member has both partitions"
         it.check_that_it_tested(closed=False)
 
 

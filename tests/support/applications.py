@@ -9,7 +9,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -435,7 +435,9 @@ class Load:
 class Stage:
     """One topic with its load and its groups, on a broker that the test owns."""
 
-    def __init__(self, address: str, topic: str, partitions: int, workers: Workers) -> None:
+    def __init__(
+        self, address: str, topic: str, partitions: int, workers: Workers, configs: Mapping[str, str] | None = None
+    ) -> None:
         self.address = address
         self.topic = topic
         self.first_count = self.largest = self.count = partitions
@@ -444,10 +446,10 @@ class Stage:
         self.load = Load(address, topic)
         self.groups: list[Group] = []
         self._workers = workers
-        self._deleted: dict[Partition, list[tuple[int, dict[str, int]]]] = defaultdict(list)
-        """By partition: where each deletion ended, and what each group had committed there before it."""
+        self._gone: dict[Partition, list[tuple[Collection[int], dict[str, int]]]] = defaultdict(list)
+        """By partition: offsets whose records are gone, and what each group had committed there before."""
         self.admin = sync.Admin(address, default_api_timeout_ms=30_000)
-        self.admin.create_topics(topic, partitions=partitions)
+        self.admin.create_topics(topic, partitions=partitions, configs=configs)
 
     def worker(self, library: str, process: str) -> Worker:
         """The process of that name; made when it is first asked for, or after it was killed."""
@@ -528,12 +530,28 @@ class Stage:
         tp = (self.topic, number)
         read = self.committed(number)
         start = int(self.admin.delete_records({tp: -1 if offset is None else offset})[tp])
-        self._deleted[f"{self.topic}~{self.load.life}", number].append((start, read))
+        self._gone[f"{self.topic}~{self.load.life}", number].append((range(start), read))
         return start
 
+    def until_compacted(self, number: int, offsets: Collection[int]) -> None:
+        """Wait until the cleaner has removed these records of a partition: from then on nobody can read them."""
+        read = self.committed(number)
+        self.until(lambda: self._left(number).isdisjoint(offsets), f"{self.topic}-{number} is not compacted", 60)
+        self._gone[f"{self.topic}~{self.load.life}", number].append((offsets, read))
+
+    def _left(self, number: int) -> set[int]:
+        """Read the offsets of a partition that still have a record."""
+        found: set[int] = set()
+        with sync.Consumer(self.address, auto_offset_reset="earliest") as consumer:
+            consumer.assign([(self.topic, number)])
+            (end,) = consumer.end_offsets((self.topic, number)).values()
+            while consumer.position(self.topic, number) < end:
+                found.update(each.offset for each in consumer.poll(0.1))
+        return found
+
     def is_deleted(self, partition: Partition, offset: int, group: str) -> bool:
-        """Whether a record was deleted before a group had committed it: what it had committed, it was handed."""
-        return any(read.get(group, 0) <= offset < start for start, read in self._deleted.get(partition, ()))
+        """Whether a record went before a group had committed it: what it had committed, it was handed."""
+        return any(offset in gone and offset >= read.get(group, 0) for gone, read in self._gone.get(partition, ()))
 
     def until(self, holds: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
         """Wait until something is so."""
@@ -628,9 +646,11 @@ def own_processes() -> Iterator[Workers]:
 
 
 @contextmanager
-def stage(address: str, topic: str, partitions: int, workers: Workers) -> Iterator[Stage]:
+def stage(
+    address: str, topic: str, partitions: int, workers: Workers, configs: Mapping[str, str] | None = None
+) -> Iterator[Stage]:
     """A stage for the time of a `with`."""
-    made = Stage(address, topic, partitions, workers)
+    made = Stage(address, topic, partitions, workers, configs)
     try:
         yield made
     finally:
