@@ -17,7 +17,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
-from tests.support.applications import QUICK, Workers, stage
+from tests.support.applications import CLOSED_S, QUICK, Group, Workers, stage
 from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
@@ -79,6 +79,75 @@ def test_parents_without_records_hide_no_grandparents(shared: BrokerProcess, wor
         it.resize_held(2, 4, before=20, after=5)
         it.finish()
         it.check_that_it_tested()
+
+
+# -- stock consumers and ours in one group ----------------------------------------------------------------------------
+
+
+def test_ours_and_stock_in_one_group_of_the_consumer_protocol_keep_the_order_while_a_topic_grows(
+    shared: BrokerProcess, workers: Workers
+) -> None:
+    """The coordinator holds new partitions back from stock members; nobody is excused."""
+    with stage(shared.address, "mixed-growing", 2, workers) as it:
+        group = it.group(commit="each", delay_ms=2)
+        group.join()
+        for _ in range(2):
+            group.join(library="stock")
+        it.until_all_owned()
+        it.load.start()
+        it.grow(4, 8)
+        it.check_that_producers_were_refused(shared)
+        it.finish()
+        it.check_that_it_tested()
+        check_that_both_read(group)
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_members_of_ours_keep_the_order_of_what_they_own_beside_stock_members(
+    shared: BrokerProcess, workers: Workers, protocol: str
+) -> None:
+    """The classic protocol hands stock members every partition at once, and by both they read on across a shrink."""
+    with stage(shared.address, f"mixed-{protocol}", 2, workers) as it:
+        group = it.group(commit="each", delay_ms=2, protocol=protocol, without_order=["stock"])
+        group.join()
+        for _ in range(2):
+            group.join(library="stock")
+        it.until_all_owned()
+        it.load.start()
+        it.grow(4, 8, 3, 7)
+        it.check_that_producers_were_refused(shared)
+        it.finish()
+        it.check_that_it_tested()
+        check_that_both_read(group)
+
+
+@pytest.mark.parametrize(("protocol", "waits"), [("classic", False), ("consumer", True)])
+def test_a_stock_member_is_handed_what_waits_for_a_member_of_ours_by_the_classic_protocol_only(
+    shared: BrokerProcess, workers: Workers, protocol: str, waits: bool
+) -> None:
+    """The parent is read by a member of ours, which has committed nothing."""
+    with stage(shared.address, f"beside-{protocol}", 1, workers) as it:
+        group = it.group(commit="told", protocol=protocol, without_order=["stock"])
+        it.until_owned(group, [0])
+        it.load.send(5)
+        it.until(lambda: group.handed_from[0] == 20, "the parent is not read")
+        group.join(library="stock")
+        it.until(lambda: all(member.assignments for member in group.members) or waits, "the group is not balanced")
+        it.resize(2)
+        it.load.send(1)
+        if waits:
+            it.keeps(lambda: not group.handed_from[1], "it was not held back", 2 * CLOSED_S)
+        else:
+            it.until(lambda: group.handed_from[1], "it was held back")
+        group.owner(0).commit_on()
+        it.finish()
+
+
+def check_that_both_read(group: Group) -> None:
+    """Check that members of both libraries were handed records after the first resize."""
+    for library in ("ours", "stock"):
+        handed = sum(member.handed for member in group.members if member.library == library)
+        assert handed > 50, f"members of {library} were handed {handed} records"
 
 
 # -- commits ----------------------------------------------------------------------------------------------------------

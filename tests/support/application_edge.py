@@ -9,6 +9,10 @@ handed, and its commits; producers number the records of each key. The promise, 
 - one that was deleted after a member had fetched it may be left out, and is not handed out after a later one;
 - no two applications have a partition at the same time.
 
+Members of whom no order is promised may share a group with others. What they are handed is taken as it comes; a record
+that another member is handed still waits until all that comes before it was handed out and, in other partitions,
+committed. Only where a member without order had read on in the same partition was its gate passed already.
+
 A commit may be in doubt: of `committing` and not yet `committed` nobody knows whether a coordinator has seen it. Doubt
 never counts against the clients: a violation is reported only where no outcome of the commits in doubt explains it.
 """
@@ -72,19 +76,25 @@ class ApplicationEdge:
         begins_late: bool = False,
         patience_ms: int | None = None,
         resizes: Sequence[tuple[int, int]] = (),
+        keeps_order: Callable[[str], bool] = lambda member: True,
     ) -> None:
         """`deleted`: whether the record at an offset was removed by retention or DeleteRecords. `place_of`: where the
         log has a record that was not handed out; None where nobody knows. `begins_late`: the group reads from `latest`,
         so the first record of a key may be any. `patience_ms`: the rebalance timeout, for applications that leave
         records uncommitted; a gate opens by time when the position before it has not changed for so long (6.1).
         `resizes`: the partition counts of the topic, the first one included, each with the time at which it was asked
-        for; the caller may add to them.
+        for; the caller may add to them. `keeps_order`: whether order is promised of what a member is handed.
         """
         self._deleted = deleted
         self._place_of = place_of
         self._begins_late = begins_late
         self._patience_ms = patience_ms
         self._resizes = resizes
+        self._keeps_order = keeps_order
+        self._free: dict[Stream, dict[int, Partition]] = defaultdict(dict)
+        """Where the records were that members without order were handed, of each key the numbers after `_last`."""
+        self._overtaken: set[tuple[Stream, int]] = set()
+        """Records left behind in other partitions when a member without order had read on."""
         self._last: dict[Stream, Handed] = {}
         """The newest record of each key that was handed out for the first time."""
         self._places: dict[Stream, dict[int, tuple[Partition, int]]] = defaultdict(dict)
@@ -158,15 +168,40 @@ class ApplicationEdge:
         if last is not None and record.number <= last.number:
             self._delivered_again(member, record, now_ms)
             return
+        if not self._keeps_order(member):
+            self._delivered_freely(member, record)
+            return
+        free = self._free[record.stream]
+        between = {number: at for number, at in free.items() if number < record.number}
+        if record.number in free:  # Of a member without order, which has not committed it.
+            self._above_floor(member, record)
+            self.repetitions += 1
+        else:
+            self.first_deliveries += 1
+            self.by_partition[record.partition] += 1
         self._nothing_left_out(member, record, last, now_ms)
+        for number in [number for number in free if number <= record.number]:
+            del free[number]
         before = self._predecessor(record, last)
-        if before is not None and before[0] != record.partition:
-            self.moves += 1
+        newest = between[max(between)] if between else None if before is None else before[0]
+        self.moves += newest not in (None, record.partition)
+        was_passed = record.partition in between.values()
+        if before is not None and before[0] != record.partition and not was_passed:
             self._predecessor_committed(member, record, *before, now_ms)
         places = self._places[record.stream]
         places[record.number] = record.partition, record.offset
         places.pop(record.number - PLACES_MAX, None)
         self._last[record.stream] = record
+
+    def _delivered_freely(self, member: str, record: Handed) -> None:
+        """Take a record as it comes to a member without order."""
+        free = self._free[record.stream]
+        if record.number in free:
+            self._above_floor(member, record)
+            self.repetitions += 1
+            return
+        free[record.number] = record.partition
+        self._places[record.stream][record.number] = record.partition, record.offset
         self.first_deliveries += 1
         self.by_partition[record.partition] += 1
 
@@ -176,13 +211,22 @@ class ApplicationEdge:
         known = self._places[record.stream].get(record.number)
         if known is not None and known != (record.partition, record.offset):
             raise OrderError(f"{member} was handed {record}, which is at {known}, too: appended twice")
-        floor = self._floors.get((member, record.partition), 0)
-        if record.offset < floor:
-            raise OrderError(f"{member} was handed {record} again; {floor} was committed before it began there")
+        self._above_floor(member, record)
         last = self._last[record.stream]
+        if known is None and (record.stream, record.number) in self._overtaken:
+            self._overtaken.remove((record.stream, record.number))
+            self._places[record.stream][record.number] = record.partition, record.offset
+            self.first_deliveries += 1
+            self.by_partition[record.partition] += 1
+            return
         if known is None and not self._is_late_by_right(record, last, now_ms):
             raise OrderError(f"{member} was handed {record} for the first time, after {last}")
         self.repetitions += 1
+
+    def _above_floor(self, member: str, record: Handed) -> None:
+        floor = self._floors.get((member, record.partition), 0)
+        if record.offset < floor:
+            raise OrderError(f"{member} was handed {record} again; {floor} was committed before it began there")
 
     def _is_late_by_right(self, record: Handed, last: Handed, now_ms: int) -> bool:
         """Whether a record may be handed out for the first time after a later one of its key."""
@@ -192,8 +236,20 @@ class ApplicationEdge:
     def _nothing_left_out(self, member: str, record: Handed, last: Handed | None, now_ms: int) -> None:
         if last is None and self._begins_late:
             return
+        free = self._free[record.stream]
+        here = [number for number, at in free.items() if at == record.partition and number < record.number]
+        passed = max(here, default=-1)
         for number in range(0 if last is None else last.number + 1, record.number):
+            if number < passed:
+                if number not in free:
+                    self._overtaken.add((record.stream, number))
+                continue
             place = self._place_of(record.stream, number)
+            if number in free:
+                partition, offset = self._places[record.stream][number]
+                if partition != record.partition:
+                    self._predecessor_committed(member, record, partition, offset, now_ms)
+                continue
             if place is None or not (self._deleted(*place) or self._opened_by_time(place[0], record, now_ms)):
                 since = "nothing" if last is None else str(last)
                 raise OrderError(f"{member} was handed {record} after {since}: #{number} at {place} is left out")
@@ -213,8 +269,8 @@ class ApplicationEdge:
         if self._opened_by_time(partition, record, now_ms):
             return
         raise OrderError(
-            f"{member} was handed {record} before {self._last[record.stream]} was committed: {partition[0]}-"
-            f"{partition[1]} is at {self.committed_offset(partition)}, in doubt {self._doubtful[partition]}, "
+            f"{member} was handed {record} before what precedes it was committed, {partition[0]}-{partition[1]} @ "
+            f"{offset}: it is at {self.committed_offset(partition)}, in doubt {self._doubtful[partition]}, "
             f"unchanged for {now_ms - self._changed_ms.get(partition, now_ms)} ms"
         )
 
@@ -274,7 +330,9 @@ class ApplicationEdge:
         found: dict[Stream, list[int]] = {}
         for stream, count in sent.items():
             first = max(self.reached(stream), 0 if since is None else since.get(stream, 0))
-            left = [number for number in range(first, count) if not self._is_deleted(stream, number)]
+            free = self._free[stream]
+            left = [n for n in range(first, count) if n not in free and not self._is_deleted(stream, n)]
+            left += [number for of, number in self._overtaken if of == stream]
             if left:
                 found[stream] = left
         return found

@@ -30,7 +30,12 @@ class StockApplication(Application):
             "log_level": 0,
         }
         if plan.protocol == "classic":
-            settings |= {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 300}
+            # A leader learns of new partitions with its metadata only.
+            settings |= {
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 300,
+                "topic.metadata.refresh.interval.ms": 500,
+            }
         self._consumer = Consumer(settings)
         self._consumer.subscribe(
             [plan.topic],

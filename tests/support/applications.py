@@ -68,8 +68,9 @@ Workers = dict[tuple[str, str], Worker]
 class Member:
     """One application, as the test sees it."""
 
-    def __init__(self, name: str, worker: Worker, group: Group) -> None:
+    def __init__(self, name: str, library: str, worker: Worker, group: Group) -> None:
         self.name = name
+        self.library = library
         self.worker = worker
         self.group = group
         self.owned: set[Partition] = set()
@@ -120,6 +121,8 @@ class Group:
         late = plan.get("reset", "earliest") == "latest"
         patience = plan.get("poll_interval_ms") if plan.get("commit") == "never" or plan.get("patient") else None
         self.plan.pop("patient", None)
+        self._without_order: Collection[str] = self.plan.pop("without_order", ())
+        """Libraries of whose members no order is promised."""
         load = stage.load
         self.edge = ApplicationEdge(
             deleted=lambda partition, offset: stage.is_deleted(partition, offset, name),
@@ -127,6 +130,7 @@ class Group:
             begins_late=late,
             patience_ms=patience,
             resizes=stage.resizes,
+            keeps_order=self._keeps_order,
         )
         self.members: list[Member] = []
         self.since: dict[Stream, int] = {}
@@ -145,11 +149,15 @@ class Group:
         self._arrivals = itertools.count()
         self._lock = threading.Lock()
 
+    def _keeps_order(self, member: str) -> bool:
+        return not any(each.name == member and each.library in self._without_order for each in self.members)
+
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def join(self, *, process: str = "", **changed: Any) -> Member:
-        """Start one more application; those with the same `process` share one."""
-        member = Member(f"{self.name}.{next(_names)}", self.stage.worker(self.library, process), self)
+    def join(self, *, library: str = "", process: str = "", **changed: Any) -> Member:
+        """Start one more application, by default of the group's library; those with the same `process` share one."""
+        library = library or self.library
+        member = Member(f"{self.name}.{next(_names)}", library, self.stage.worker(library, process), self)
         member.worker.listen(member.name, self._arrived)
         self.members.append(member)
         topic = self.stage.topic

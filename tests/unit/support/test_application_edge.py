@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.application_edge import ApplicationEdge, Handed, OrderError
 
-P0, P1 = ("t", 0), ("t", 1)
+P0, P1, P2 = ("t", 0), ("t", 1), ("t", 2)
 
 
 def handed(number: int, partition: tuple[str, int] = P0, offset: int | None = None, key: str = "k") -> Handed:
@@ -215,3 +215,83 @@ def test_records_that_were_never_handed_out_are_missing() -> None:
     with pytest.raises(OrderError, match="never handed out"):
         edge.check_complete({("p", "k"): 2, ("p", "another"): 1})
     assert edge.missing({("p", "k"): 4}) == {("p", "k"): [2, 3]}
+
+
+# -- members without order -------------------------------------------------------------------------------------------
+
+
+def shared_with_free() -> ApplicationEdge:
+    """An edge whose member m owns partition 0 and was handed #0 and #1 of it; `free` owns partition 1."""
+    edge = ApplicationEdge(keeps_order=lambda member: member != "free")
+    edge.assigned("m", [P0, P2])
+    edge.assigned("free", [P1])
+    for number in range(2):
+        edge.delivered("m", handed(number))
+    return edge
+
+
+def test_a_member_without_order_may_read_on_and_what_it_left_behind_still_comes() -> None:
+    edge = shared_with_free()
+    edge.delivered("free", handed(4, P1, 0))
+    edge.delivered("free", handed(4, P1, 0))
+    for number in (2, 3):
+        edge.delivered("m", handed(number))
+    assert (edge.first_deliveries, edge.repetitions) == (5, 1)
+    assert edge.missing({("p", "k"): 6}) == {("p", "k"): [5]}
+
+
+@pytest.mark.parametrize("committed", [{P0: 2}, {P1: 1}, {P0: 2, P1: 1}])
+def test_a_member_with_order_waits_for_what_one_without_order_was_handed(committed: dict[tuple[str, int], int]) -> None:
+    edge = shared_with_free()
+    edge.delivered("free", handed(2, P1, 0))
+    edge.committed(committed)
+    if len(committed) == 2:
+        edge.delivered("m", handed(3, P2, 0))
+        assert edge.moves == 1
+    else:
+        with pytest.raises(OrderError, match="before what precedes it was committed"):
+            edge.delivered("m", handed(3, P2, 0))
+
+
+def test_a_member_with_order_leaves_nothing_out_that_one_without_order_has_overtaken() -> None:
+    edge = shared_with_free()
+    edge.committed({P0: 2, P1: 1})
+    edge.delivered("free", handed(3, P1, 0))
+    with pytest.raises(OrderError, match="#2 at None is left out"):
+        edge.delivered("m", handed(4, P2, 0))
+
+
+def test_what_was_overtaken_in_a_partition_that_changes_hands_still_has_to_come() -> None:
+    """The gate in front of it was passed by a member without order; what waits elsewhere is late, and not lost."""
+    edge = shared_with_free()
+    edge.delivered("free", handed(3, P1, 0))
+    edge.committed({P1: 1})
+    edge.revoked("free", [P1])
+    edge.assigned("m", [P1])
+    edge.delivered("m", handed(4, P1, 1))
+    assert edge.missing({("p", "k"): 5}) == {("p", "k"): [2]}
+    edge.delivered("m", handed(2))
+    assert not edge.missing({("p", "k"): 5})
+    assert edge.first_deliveries == 5
+
+
+def test_what_a_member_without_order_was_handed_and_did_not_commit_may_come_again() -> None:
+    edge = shared_with_free()
+    edge.committed({P0: 2})
+    edge.delivered("free", handed(2, P1, 0))
+    edge.gone("free")
+    edge.assigned("m", [P1])
+    edge.delivered("m", handed(2, P1, 0))
+    assert (edge.first_deliveries, edge.repetitions) == (3, 1)
+    edge.delivered("m", handed(3, P1, 1))
+
+
+def test_what_a_member_without_order_committed_does_not_come_again() -> None:
+    edge = shared_with_free()
+    edge.committed({P0: 2})
+    edge.delivered("free", handed(2, P1, 0))
+    edge.committed({P1: 1})
+    edge.gone("free")
+    edge.assigned("m", [P1])
+    with pytest.raises(OrderError, match="1 was committed before it began there"):
+        edge.delivered("m", handed(2, P1, 0))

@@ -20,7 +20,7 @@ class Told:
 def test_a_member_that_was_told_to_leave_is_told_nothing_more() -> None:
     """Its process has forgotten it: one more command ended the process, and all members in it."""
     told = Told()
-    member = Member("g.0", cast(Worker, told), cast(Any, None))
+    member = Member("g.0", "ours", cast(Worker, told), cast(Any, None))
     member.stand(1)
     member.leave()
     member.leave()
