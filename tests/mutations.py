@@ -133,6 +133,12 @@ ORDER = (
         f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
     ),
     Mutation(
+        "what the cleaner has removed behind a commit is waited for",
+        (Edit("machines/progress.py", "    return at if found is None else max(at, found)\n", "    return at\n"),),
+        (),
+        f"{EDGE}::test_a_parent_whose_uncommitted_end_was_compacted_away_holds_nothing_up[stock]",
+    ),
+    Mutation(
         "deleted records count as read while their owner hands them out",
         (Edit("machines/progress.py", "return max(position, given_at) < log_start", "return False"),),
         story("records_are_deleted_under_a_slow_owner"),
