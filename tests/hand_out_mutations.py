@@ -18,6 +18,21 @@ OWED = "tests/unit/machines/groups/test_positions_owed.py"
 
 HAND_OUTS = (
     Mutation(
+        "a new partition is handed out to stock consumers whatever is left before it",
+        (
+            Edit(
+                GATEKEEPER,
+                "        if at[1] in made.closed:\n            return True\n",
+                "        if at[1] in made.closed:\n            return made.verdicts[at[1]].is_reopened\n",
+            ),
+        ),
+        (
+            *PYTEST,
+            "tests/simulation/test_groups_stock.py::test_keys_are_in_order_at_the_edge_of_groups_of_stock_consumers",
+        ),
+        f"{STOCK}::test_an_earliest_group_formed_after_a_resize_reads_all_history_in_order",
+    ),
+    Mutation(
         "gates of a topic whose order is given up are used on",
         (
             Edit(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -280,6 +281,9 @@ class GroupEdge(ApplicationEdge):
         self._owners.clear()
         super().assigned(member, partitions, now_ms or self._world.now_ms)
 
+    def began(self, *, is_classic: bool) -> None:
+        """Note that a process begins that will be a member."""
+
     def granted(self, client: Client, topic: Topic, owned: Owned) -> None:
         """Note that a member begins with a partition."""
         self.assigned(client.name, [(topic.life, owned.partition)])
@@ -355,17 +359,37 @@ class GroupEdge(ApplicationEdge):
 
 
 class StockEdge(GroupEdge):
-    """The edge of a group of stock consumers: they cannot be stopped within a partition, but nothing is skipped."""
+    """The edge of a group of stock consumers: nothing is skipped, and order is kept where stock members keep it.
+
+    They cannot be stopped within a partition, so the records of which keys are in order are those that were written
+    before a topic first shrank: each partition that appears is handed out when the group has read what comes before.
+    Members of the classic protocol assign the partitions themselves: with them there is no order any more
+    (docs/elastic-topics.md).
+    """
 
     def __init__(self, world: World, group_id: str, *, reads_latest: bool) -> None:
         super().__init__(world, group_id, reads_latest=reads_latest)
         self._seen: defaultdict[Stream, set[int]] = defaultdict(set)
+        self._has_been_classic = False
+
+    def began(self, *, is_classic: bool) -> None:
+        self._has_been_classic |= is_classic
+
+    def _is_in_order(self, record: Handed) -> bool:
+        """Whether a record is promised to come after those of its key that were written before it."""
+        topic = self._topic(record.partition[0])
+        assert topic is not None
+        counts = topic.counts[: topic.layouts[int(record.stream[1]), record.number] + 1]
+        return not self._has_been_classic and all(before < count for before, count in pairwise(counts))
 
     def delivered(self, member: str, record: Handed, now_ms: int = 0) -> None:
-        """Note a record that an application is handed."""
+        """Check a record that an application is handed, where its order is promised. OrderError."""
         seen = self._seen[record.stream]
-        if record.number not in seen:
-            seen.add(record.number)
+        is_new = record.number not in seen
+        seen.add(record.number)
+        if self._is_in_order(record):
+            super().delivered(member, record, now_ms)
+        elif is_new:
             self.by_partition[record.partition] += 1
 
     def missing(self, sent: Mapping[Stream, int], since: Mapping[Stream, int] | None = None) -> dict[Stream, list[int]]:

@@ -336,6 +336,7 @@ class World:
             local_assignors=local,
         )
         self.clients.append(client)
+        self.edges[group_id].began(is_classic=classic)
         self.say(
             "%s begins in %s: %s%s", client.name, group_id, client.subscription, f" as {instance}" * bool(instance)
         )
