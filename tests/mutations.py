@@ -133,9 +133,9 @@ ORDER = (
         f"{EDGE}::test_a_parent_whose_unread_end_was_deleted_holds_nothing_up[stock]",
     ),
     Mutation(
-        "what the cleaner has removed behind a commit is waited for",
+        "what follows a commit is waited for although nothing of it can be read",
         (Edit("machines/progress.py", "    return at if found is None else max(at, found)\n", "    return at\n"),),
-        (),
+        story("records_before_a_gate_are_compacted_away"),
         f"{EDGE}::test_a_parent_whose_uncommitted_end_was_compacted_away_holds_nothing_up[stock]",
     ),
     Mutation(

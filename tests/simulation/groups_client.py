@@ -631,11 +631,24 @@ class Client(InOrder):
         if topic is not None and self._counts_for(topic):
             edge = self.world.edges[self.group]
             try:
-                edge.handed(self.name, topic, tp.partition, range(start, end), self.world.now_ms)
+                held = self.reader.held(topic, tp.partition)
+                edge.handed(self.name, topic, tp.partition, range(start, end), self.world.now_ms, held)
             except OrderError as error:
                 if not self.is_void:
                     self.world.failed_with(error)
                     raise
+
+    def done_to(self, tp: TopicPartition, start: int, end: int) -> int:
+        """What the application knows to be done, when it was handed a part: up to the last record, in a compacted topic.
+
+        Of what it is not handed it knows nothing, so it commits the offset behind that record.
+        """
+        topic = self._topic_read(tp)
+        log = None if topic is None else topic.logs.get(tp.partition)
+        if topic is None or log is None or not topic.is_compacted:
+            return end
+        held = self.reader.held(topic, tp.partition)
+        return max((at + 1 for at in range(start, end) if at in held or log.sent(at)[1] is not None), default=start)
 
     def _topic_read(self, tp: TopicPartition) -> Topic | None:
         """Return the topic, in one of its lives, that a partition is of."""

@@ -305,6 +305,13 @@ def give_up_order(world: World) -> None:
         world._give_up_order(world.chance.choice(names))
 
 
+def clean(world: World) -> None:
+    """A compacted topic is cleaned, each partition up to somewhere."""
+    names = sorted(name for name, topic in world.topics.items() if topic.is_compacted)
+    if names:
+        world._clean(world.chance.choice(names))
+
+
 INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...] = (
     (lambda theme: 10, join),
     (lambda theme: 4, leave),
@@ -326,4 +333,5 @@ INCIDENTS: tuple[tuple[Callable[[Theme], float], Callable[[World], object]], ...
     (lambda theme: 3 * (theme.sharing > 0), switch),
     (lambda theme: 6 * (theme.sharing > 0), late_commit),
     (lambda theme: theme.disorder, give_up_order),
+    (lambda theme: 6 * (theme.compacted > 0), clean),
 )

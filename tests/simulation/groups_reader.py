@@ -6,7 +6,7 @@ A fetch without news waits at the leaders until one of its partitions has some, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,7 +25,7 @@ from anabranch.machines.clients.fetching import (
     Lookup,
     TopicView,
 )
-from tests.simulation.groups_records import Log, Topic
+from tests.simulation.groups_records import NOTHING_HELD, Log, Sent, Topic
 
 if TYPE_CHECKING:
     from tests.simulation.groups_client import Client
@@ -83,6 +83,8 @@ class Reader:
         self._world = client.world
         self.gone: set[TopicPartition] = set()
         """Partitions in which a position was deleted."""
+        self._held: dict[tuple[UUID, int], dict[int, Sent]] = {}
+        """The records of compacted topics by their offsets, as they were fetched last."""
         self.room = 0
         """How many records a poll returns at the most; 0: as chance wants it."""
         self._wakes_at_ms = 0
@@ -104,8 +106,24 @@ class Reader:
             room -= end - part.start
             self.fetcher.handed_out(part, end)
             self._client.handed(TopicPartition(part.topic, part.partition), part.start, end)
-            ends[TopicPartition(part.topic, part.partition)] = end
+            tp = TopicPartition(part.topic, part.partition)
+            done = self._client.done_to(tp, part.start, end)
+            if done > part.start:
+                ends[tp] = done
         return ends
+
+    def held(self, topic: Topic, number: int) -> Mapping[int, Sent]:
+        """The records of a partition of a compacted topic as they were fetched: some of them may be gone since."""
+        return self._held.get((topic.topic_id, number), NOTHING_HELD)
+
+    def _hold(self, topic: Topic, number: int, log: Log, start: int) -> None:
+        held = self._held.setdefault((topic.topic_id, number), {})
+        for offset in range(start, min(log.end, start + FETCH_RECORDS_MAX)):
+            record = log.entries[offset][1]
+            if record is None:
+                held.pop(offset, None)
+            else:
+                held[offset] = record
 
     # -- its work ------------------------------------------------------------------------------------------------------
 
@@ -256,4 +274,6 @@ class Reader:
             self.gone.add(tp)
             return FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log.start)
         data = log.fetch(wanted.offset, FETCH_RECORDS_MAX)
+        if topic.is_compacted:
+            self._hold(topic, tp.partition, log, wanted.offset)
         return FetchResult(ErrorCode.NONE, data, log.end, log.end, log.start)

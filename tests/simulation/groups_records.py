@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
@@ -36,6 +37,9 @@ class Sent(NamedTuple):
     number: int
 
 
+NOTHING_HELD: Mapping[int, Sent] = MappingProxyType({})
+
+
 @dataclass(slots=True)
 class Log:
     """One partition."""
@@ -47,7 +51,7 @@ class Log:
     entries: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
     """By offset: the leader epoch, and the record; None for a marker."""
     gone: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
-    """The records that were deleted: members that had fetched them hand them out."""
+    """The records that were deleted, or compacted away: members that had fetched them hand them out."""
 
     def append(self, record: Sent | None) -> int:
         """Append a record, or a marker."""
@@ -58,8 +62,17 @@ class Log:
     def delete_before(self, offset: int) -> None:
         """Delete the records before an offset."""
         for gone in range(self.start, offset):
-            self.gone[gone] = self.entries.pop(gone)
+            self.gone.setdefault(gone, self.entries.pop(gone))
         self.start = max(self.start, offset)
+
+    def compact_away(self, offset: int) -> None:
+        """Drop a record that has a newer one: nothing can be read at its offset any more."""
+        self.gone[offset] = self.entries[offset]
+        self.entries[offset] = self.entries[offset][0], None
+
+    def is_compacted_away(self, offset: int) -> bool:
+        """Whether there was a record at an offset, which compaction has dropped."""
+        return offset in self.gone and offset in self.entries
 
     def sent(self, offset: int) -> tuple[int, Sent | None]:
         """Return the leader epoch and the record at an offset, deleted or not; None for a marker."""
@@ -118,6 +131,7 @@ class Topic:
         self.keys = keys
         self.ordered = ordered
         self.on_append = on_append
+        self.is_compacted = False
         self.initial = count
         self.counts = [count]
         self.layouts_ms = [0]
@@ -162,6 +176,18 @@ class Topic:
         self.places[record] = number, self.logs[number].append(record)
         self.layouts[record] = len(self.counts) - 1
         self.on_append(self.name, number)
+
+    def compact(self, ends: Mapping[int, int]) -> int:
+        """Drop all records below these ends of partitions but the last one of each key; return how many."""
+        dropped = 0
+        for number, end in ends.items():
+            log = self.logs[number]
+            for offset in range(log.start, end):
+                record = log.entries[offset][1]
+                if record is not None and record.number < self.sent[record.key] - 1:
+                    log.compact_away(offset)
+                    dropped += 1
+        return dropped
 
     def mark(self, number: int) -> None:
         """Append a transaction marker, or a record of an aborted transaction."""
@@ -230,7 +256,9 @@ class GroupEdge(ApplicationEdge):
     def _is_excused(self, partition: Partition, offset: int) -> bool:
         topic = self._topic(partition[0])
         log = None if topic is None else topic.logs.get(partition[1])
-        return log is None or offset < max(log.start, self._reset_to.get(partition, 0))
+        if log is None or offset < max(log.start, self._reset_to.get(partition, 0)):
+            return True
+        return log.is_compacted_away(offset)
 
     def _is_late_by_right(self, record: Handed, last: Handed, now_ms: int) -> bool:
         passed_over = record.offset < self._reset_to.get(record.partition, 0)  # No reset is told to the next owner.
@@ -344,10 +372,23 @@ class GroupEdge(ApplicationEdge):
                 f"{place} appeared later, and its position is written at {offset}"
             )
 
-    def handed(self, member: str, topic: Topic, number: int, offsets: Iterable[int], now_ms: int) -> None:
-        """Check records that an application is handed. OrderError."""
+    def handed(
+        self,
+        member: str,
+        topic: Topic,
+        number: int,
+        offsets: Iterable[int],
+        now_ms: int,
+        held: Mapping[int, Sent] = NOTHING_HELD,
+    ) -> None:
+        """Check records that an application is handed. OrderError.
+
+        `held`: those that the member had fetched, also where they were compacted away since.
+        """
         for offset in offsets:
-            record = topic.logs[number].sent(offset)[1] if number in topic.logs else None
+            record = held.get(offset)
+            if record is None and number in topic.logs:
+                record = topic.logs[number].sent(offset)[1]
             if record is not None:
                 handed = Handed(topic.life, str(record.key), record.number, (topic.life, number), offset)
                 self.delivered(member, handed, now_ms)

@@ -15,6 +15,7 @@ from unittest import mock
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.membership.steps import Subscription
 from anabranch.machines.groups.consumer.group import ConsumerGroup
+from anabranch.machines.placement import place
 from anabranch.protocol.messages.consumer_group_install_assignment import ConsumerGroupInstallAssignmentRequest
 from anabranch.protocol.messages.consumer_group_position import ConsumerGroupPositionRequest
 from tests.simulation.groups_client import Client, Way
@@ -165,6 +166,46 @@ def records_are_deleted_under_a_slow_owner() -> None:
         log.delete_before(log.end)
         world.until(lambda: handed[world.topic.life, 1] == world.topic.logs[1].end, 2 * POLL_INTERVAL_MS)
         assert handed[world.topic.life, 0] > before + 4, "nothing was handed out that was deleted"
+
+
+def records_before_a_gate_are_compacted_away() -> None:
+    """All that is left before the gate has newer records behind it: nothing of it can be read, and nothing is waited for.
+
+    The members are stock consumers, which commit behind the last record that they were handed, and here have none.
+    """
+    with quiet(stock_groups=1.0) as world:
+        topic = world.topic
+        topic.is_compacted = True
+        moving = [key for key in range(topic.keys) if place(topic.hash_of(key), 1, 2) == 1]
+        for key in moving:
+            topic.send(key)
+        world.resize_to(2)
+        world.send_all(to=1)
+        topic.compact({0: topic.logs[0].end})
+        world.run_until(world.now_ms + SOON_MS)
+        member = world.start(GROUP)
+        world.until(lambda: world.owned(member) == [{0, 1}])
+        world.until(lambda: world.missing() is None)
+        assert world.edges[GROUP].by_partition == {(topic.life, 1): len(moving)}
+
+
+def records_are_compacted_away_under_a_slow_owner(*, stock: bool = False) -> None:
+    """It has fetched them, and hands them out one by one: those that another member waits with come after them."""
+    with quiet(commits=("auto",), stock_groups=float(stock)) as world:
+        topic = world.topic
+        topic.is_compacted = True
+        first = world.start(GROUP)
+        world.until(lambda: world.owned(first) == [{0}])
+        first.reader.room = 1
+        for _ in range(4):
+            world.send_all()
+        handed = world.edges[GROUP].by_partition
+        world.until(lambda: handed[topic.life, 0] > 4)
+        world.resize_to(2)
+        world.send_all()
+        world.start(GROUP)
+        topic.compact({0: topic.logs[0].end})
+        world.until(lambda: world.missing() is None, 2 * POLL_INTERVAL_MS)
 
 
 def another_owner_has_all_its_time() -> None:

@@ -10,6 +10,9 @@ PATTERNS = ("a.*", ".*b", "[a-c]", ".*")
 PARTITIONS_MAX = 8
 STOCK_FROM = 1_252_000
 """From this seed on, lives without sharers may have groups of stock consumers, and topics that give up their order."""
+COMPACTED = range(1_430_000, 2_000_000)
+COMPACTED_FROM = 4_000_000
+"""These seeds, and all from this one on, may have topics that are compacted, in lives without sharers."""
 SHARERS_FROM = 2_000_000
 """From this seed on, three of four lives have members that share partitions; lives before are what they were."""
 TRANSACTIONS_FROM = 3_000_000
@@ -65,6 +68,8 @@ class Theme:
     """The share of groups whose members are stock consumers."""
     disorder: int = 0
     """Weight of the incident that a topic's order is no longer kept."""
+    compacted: float = 0.0
+    """The share of topics that are compacted."""
     transactional: float = 0.0
     """Of members that take no parts, those that commit in transactions."""
     sharing: float = 0.0
@@ -95,6 +100,8 @@ class Theme:
             return theme.with_sharers(random.Random(f"sharers {seed}"))
         if seed >= STOCK_FROM:
             theme = theme.with_stock(random.Random(f"stock {seed}"))
+        if seed in COMPACTED or seed >= COMPACTED_FROM:
+            theme = replace(theme, compacted=random.Random(f"compacted {seed}").choice((0.0, 0.5, 1.0)))
         return theme.with_transactions(random.Random(f"transactions {seed}")) if seed >= TRANSACTIONS_FROM else theme
 
     def with_transactions(self, chance: random.Random) -> Theme:

@@ -210,6 +210,8 @@ class World:
         count, news = self.chance.randint(1, 2 if self.theme.sharing else 5), self.long_polls.news
         make = SharedTopic.by_chance(self.chance, self.theme) if self.theme.sharing else Topic
         topic = make(topic_id, name, count, self.theme.keys, ordered=ordered, on_append=news)
+        compacted = random.Random(f"compacted {self.seed} {topic.life}").random()
+        topic.is_compacted = compacted < self.theme.compacted
         self.topics[name] = self.topics_by_life[topic.life] = self._topics_by_id[topic_id] = topic
         if any(other.name == name and other is not topic for other in self.topics_by_life.values()):
             self._made_again.add(topic_id)
@@ -245,6 +247,14 @@ class World:
         log = self.topics[image.name].logs[number]
         log.delete_before(self.chance.choice((log.end, self.chance.randint(log.start, log.end))))
         self.say("%s-%d starts at %d", image.name, number, log.start)
+
+    def _clean(self, name: str) -> None:
+        """The cleaner drops records that have a newer one; it leaves the newest segments alone."""
+        logs = sorted(self.topics[name].logs.items())
+        ends = {number: self.chance.choice((log.end, self.chance.randint(log.start, log.end))) for number, log in logs}
+        dropped = self.topics[name].compact(ends)
+        self.rules.counts["compacted"] += dropped
+        self.say("%s is compacted up to %s: %d records go", name, ends, dropped)
 
     def _reap(self, image: TopicImage) -> None:
         """The last of the retiring partitions is emptied, and goes with those before it that are empty."""

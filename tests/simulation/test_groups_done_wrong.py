@@ -30,6 +30,7 @@ from tests.simulation.groups import live
 from tests.simulation.groups_stories import (
     an_owner_that_comes_back_has_all_its_time,
     another_owner_has_all_its_time,
+    records_before_a_gate_are_compacted_away,
     records_before_a_gate_are_deleted,
     unread_records_were_deleted,
 )
@@ -51,6 +52,20 @@ HIDDEN = {
     "local_assignors": 0.0,
 }
 """Answers are lost while topics appear that members do not know yet."""
+COMPACTED = {
+    "compacted": 1.0,
+    "ordered": 1.0,
+    "classic": 0.0,
+    "topics": 15,
+    "pace_ms": 300,
+    "records_ms": 300,
+    "keys": 4,
+    "markers": 0.0,
+    "crashes": 0,
+    "faults": 0.0,
+    "length_ms": 15_000,
+}
+"""Of what a gate waits for, nothing may be left but what has newer records."""
 MOVING = {
     "groups": 3,
     "clients": 4,
@@ -149,6 +164,11 @@ def remembering() -> AbstractContextManager[object]:
 def starting_at_zero() -> AbstractContextManager[object]:
     """A partition without commits counts as unread from offset 0, though its log starts later."""
     return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, 0))
+
+
+def waiting_for_what_nobody_can_read() -> AbstractContextManager[object]:
+    """A partition counts as read up to what is committed, whatever the leader says of what follows."""
+    return mock.patch.object(standing, "progress", lambda raw, log_start, next_record: max(raw, log_start))
 
 
 def never_forgetting() -> AbstractContextManager[object]:
@@ -270,6 +290,7 @@ def found_out(sabotage: Callable[[], AbstractContextManager[object]], theme: dic
         (waiting_forever, {**RESTLESS, "crashes": 15, "slow": 1.0, "classic": 0.0, **SILENT_FOR_LONG}),
         (taking_a_commit_for_all, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
         (looking_one_layout_too_low, {**RESTLESS, "ordered": 1.0, "classic": 0.0}),
+        (waiting_for_what_nobody_can_read, COMPACTED),
         (hoarding, {"retention_ms": 20_000}),
         (answering_early, {"slow_syncs": 0.1}),
         (trusting_its_log, {"crashes": 15}),
@@ -291,6 +312,7 @@ def test_a_group_that_does_it_wrong_is_found_out(
     ("sabotage", "story", "why"),
     [
         (starting_at_zero, unread_records_were_deleted, "the child waits for records that are gone"),
+        (waiting_for_what_nobody_can_read, records_before_a_gate_are_compacted_away, "not within"),
         (never_forgetting, another_owner_has_all_its_time, "do not wait for the new owner"),
         (dawdling, records_before_a_gate_are_deleted, "not within"),
         (remembering, an_owner_that_comes_back_has_all_its_time, "is counted from before the owner had it"),

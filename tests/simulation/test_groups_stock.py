@@ -47,7 +47,11 @@ def test_keys_are_in_order_at_the_edge_of_groups_of_stock_consumers() -> None:
 
 def test_who_is_handed_a_partition_before_its_turn_is_found_out_at_the_edge() -> None:
     """The coordinator hands out what lies behind closed gates, and nothing else looks at that."""
-    with mock.patch.object(Gatekeeper, "_is_closed", return_value=False), pytest.raises(AssertionError) as failure:
+
+    def lives() -> None:
         for seed in range(SEEDS):
             live(seed, **GROWING)
+
+    with mock.patch.object(Gatekeeper, "_is_closed", return_value=False), pytest.raises(AssertionError) as failure:
+        lives()
     assert isinstance(failure.value.__cause__, OrderError)
