@@ -639,7 +639,7 @@ class Client(InOrder):
                     raise
 
     def done_to(self, tp: TopicPartition, start: int, end: int) -> int:
-        """What the application knows to be done, when it was handed a part: up to the last record, in a compacted topic.
+        """What the application knows to be done when it was handed a part: in a compacted topic, up to the last record.
 
         Of what it is not handed it knows nothing, so it commits the offset behind that record.
         """

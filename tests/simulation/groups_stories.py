@@ -169,7 +169,7 @@ def records_are_deleted_under_a_slow_owner() -> None:
 
 
 def records_before_a_gate_are_compacted_away() -> None:
-    """All that is left before the gate has newer records behind it: nothing of it can be read, and nothing is waited for.
+    """All that is left before a gate has newer records behind it: nothing of it can be read, and nothing is awaited.
 
     The members are stock consumers, which commit behind the last record that they were handed, and here have none.
     """
