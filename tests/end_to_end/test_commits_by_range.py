@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.client import Gap
 from anabranch.client.sync import Admin, Consumer, Producer
 from anabranch.machines.keyspace import interval
 from anabranch.protocol.messages.offset_commit import (
@@ -94,10 +96,10 @@ def connected(broker: BrokerProcess) -> RangedClient:
     return client
 
 
-def example(broker: BrokerProcess) -> RangedClient:
+def example(broker: BrokerProcess, **configs: str) -> RangedClient:
     """Group `g` has processed 43, 45-47 and 50, and of the upper half of the keys everything below 100."""
     client = connected(broker)
-    client.create("t")
+    client.create("t", **configs)
     client.produce("t", 0, batch([b"%d" % number for number in range(200)]))
     assert client.commit("g", {("t", 0): 43}) == [ErrorCode.NONE]
     assert client.commit_ranges((45, 47), (50, 50)).last_stable_offset == 43
@@ -445,9 +447,38 @@ def test_an_administrator_sees_shares_ranges_and_gaps(broker: BrokerProcess) -> 
             [[43, 44], [48, 49], [51, 59]],
         )
         assert row["shares"] == [
-            {"start": 0, "end": MIDDLE - 1, "offset": 43, "owner": None},
-            {"start": MIDDLE, "end": END, "offset": 100, "owner": None},
+            {"start": 0, "end": MIDDLE - 1, "offset": 43, "owner": None, "owners": []},
+            {"start": MIDDLE, "end": END, "offset": 100, "owner": None, "owners": []},
         ]
+        assert row["gap_owners"] == [[], [], []]
         with Admin(broker.address) as admin:
             found = admin.list_group_offsets("g")[TopicPartition("t", 0)]
         assert (found.offset, found.ranges, found.shares) == EXAMPLE
+        assert list(found.gaps) == [Gap(43, 44), Gap(48, 49), Gap(51, 59)]
+
+
+def test_the_owners_of_gaps_are_the_members_that_have_not_done_them(broker: BrokerProcess) -> None:
+    tp = TopicPartition("t", 0)
+    with example(broker, accept_range_fetch="true") as client, ExitStack() as members:
+        client.commit_ranges((120, 130), (160, 161), shares=[(0, MIDDLE - 1, 150)])
+        assert client.progress() == (100, [(120, 130), (160, 161)], [(0, MIDDLE - 1, 150), (MIDDLE, END, 100)])
+        consumers = [
+            members.enter_context(
+                Consumer(broker.address, group_id="g", client_id=name, allow_key_share=True, enable_auto_commit=False)
+            )
+            for name in ("one", "two")
+        ]
+        for consumer in consumers:
+            consumer.subscribe("t")
+        deadline = time.monotonic() + 20
+        while not all(consumer.key_ranges().get(tp) for consumer in consumers):
+            assert time.monotonic() < deadline, [consumer.key_ranges() for consumer in consumers]
+            for consumer in consumers:
+                consumer.poll(0.05)
+        consumers.sort(key=lambda consumer: consumer.key_ranges()[tp])
+        lower, upper = (consumer.group_metadata().member_id for consumer in consumers)
+        with Admin(broker.address) as admin:
+            found = admin.list_group_offsets("g")[tp]
+        assert list(found.gaps) == [Gap(100, 119, (upper,)), Gap(131, 159, (lower, upper))]
+        (described,) = document(broker.address, "group", "describe", "g")
+        assert described["offsets"][0]["gap_owners"] == [[upper], [lower, upper]]

@@ -10,8 +10,7 @@ import typer
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.cli.output import DEFAULT_SERVERS, AsJson, Servers, note, print_json, print_table
-from anabranch.machines.groups.individual import gaps
-from anabranch.machines.keyspace import SPACE_END
+from anabranch.machines.keyspace import SPACE_END, Interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -111,10 +110,12 @@ def _of_types(admin: Admin, groups: list[str], types: list[str]) -> list[str]:
 
 def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str, Any]]:
     """Describe every partition that is assigned to a member or has a committed offset, in order."""
+    from anabranch.client.admin.progress import owners_of, sorted_by_keys
+
     committed = admin.list_group_offsets(name)
-    owners = _owners(group)
+    assigned = {tp for member in group.members for tp in member.assigned}
     targets = {tp: member for member in group.members for tp in member.target}
-    partitions = sorted({*committed, *owners, *targets})
+    partitions = sorted({*committed, *assigned, *targets})
     existing = _existing(admin, partitions)
     starts = admin.list_offsets(dict.fromkeys(existing, EARLIEST)) if existing else {}
     ends = admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {}
@@ -125,7 +126,9 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
         end = ends[tp].offset if tp in ends else None
         start = starts[tp].offset if tp in starts else None
         lag = None if offset is None or end is None else max(0, end - offset)
-        sharers, target = owners.get(tp, []), targets.get(tp)
+        at, target = _of(committed, tp), targets.get(tp)
+        sharers = sorted_by_keys(group.members, tp)
+        parts = [(keys, owners_of(Interval(*keys), tp, sharers), following) for *keys, following in at.shares]
         rows.append(
             {
                 "topic": tp.topic,
@@ -135,35 +138,19 @@ def _offsets(admin: Admin, name: str, group: GroupDescription) -> list[dict[str,
                 "log_end": end,
                 "lag": lag,
                 "shares": [
-                    {"start": start, "end": end, "offset": at, "owner": _owner_of(sharers, tp, start)}
-                    for start, end, at in _of(committed, tp).shares
+                    {"start": first, "end": last, "offset": following, "owner": next(iter(of), None), "owners": of}
+                    for (first, last), of, following in parts
                 ],
-                "ranges": [list(bounds) for bounds in _of(committed, tp).ranges],
+                "ranges": [list(bounds) for bounds in at.ranges],
                 "slices": [it._asdict() for it in slices.get(tp, ())],
-                "gaps": [list(bounds) for bounds in gaps(offset or 0, _of(committed, tp).ranges)],
+                "gaps": [[gap.start, gap.end] for gap in at.gaps],
+                "gap_owners": [list(gap.owners) for gap in at.gaps],
                 "owner": sharers[0].member_id if sharers else None,
                 "owners": [member.member_id for member in sharers],
                 "target": None if target is None else target.member_id,
             }
         )
     return rows
-
-
-def _owners(group: GroupDescription) -> dict[TopicPartition, list[MemberDescription]]:
-    """The members that own each partition; of a shared one those with the first keys come first."""
-    owners: dict[TopicPartition, list[MemberDescription]] = {}
-    for member in group.members:
-        for tp in member.assigned:
-            owners.setdefault(tp, []).append(member)
-    return {tp: sorted(members, key=lambda member: member.keys(tp)) for tp, members in owners.items()}
-
-
-def _owner_of(sharers: Iterable[MemberDescription], tp: TopicPartition, key: int) -> str | None:
-    """The member that owns a place of the key space in a partition."""
-    for member in sharers:
-        if any(it.start <= key <= it.end for it in member.keys(tp)):
-            return member.member_id
-    return None
 
 
 def _of(committed: Mapping[TopicPartition, OffsetAndMetadata], tp: TopicPartition) -> OffsetAndMetadata:
@@ -239,7 +226,7 @@ def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> 
             row["partition"],
             _percent(it["start"], it["end"]),
             it["offset"],
-            names.get(it.get("owner", row["owner"]), ""),
+            _names(names, it["owners"]),
         )
         for row in offsets
         for it in row.get("shares", ())
@@ -259,9 +246,14 @@ def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> 
         typer.echo()
         print_table(SLICE_COLUMNS, held)
     missing = [
-        (row["topic"], row["partition"], _span(gap), gap[1] - gap[0] + 1, done[1], names.get(row["owner"], "no member"))
+        (
+            *(row["topic"], row["partition"], _span(gap), gap[1] - gap[0] + 1, done[1]),
+            _names(names, owners) or "no member",
+        )
         for row in offsets
-        for gap, done in list(zip(row.get("gaps", ()), row.get("ranges", ()), strict=True))[:GAPS_SHOWN]
+        for gap, owners, done in list(
+            zip(row.get("gaps", ()), row.get("gap_owners", ()), row.get("ranges", ()), strict=True)
+        )[:GAPS_SHOWN]
     ]
     if missing:
         typer.echo()
@@ -269,6 +261,11 @@ def _print_progress(offsets: list[dict[str, Any]], names: Mapping[str, str]) -> 
     omitted = sum(max(0, len(row.get("gaps", ())) - GAPS_SHOWN) for row in offsets)
     if omitted:
         note(f"{omitted} more gaps; --json shows all.")
+
+
+def _names(names: Mapping[str, str], members: Iterable[str]) -> str:
+    """Name members, those by their id that have left the group since it was described."""
+    return ", ".join(names.get(member, member) for member in members)
 
 
 def _percent(start: int, end: int) -> str:

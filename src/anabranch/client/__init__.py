@@ -24,7 +24,7 @@ from anabranch.client.consumer.listeners import (
     RebalanceListener,
     SubscriptionPattern,
 )
-from anabranch.client.consumer.offsets import OffsetAndMetadata
+from anabranch.client.consumer.offsets import Gap, OffsetAndMetadata
 from anabranch.client.consumer.pool import RejectError
 from anabranch.client.consumer.record import Record
 from anabranch.client.producer.delivery import ColumnsMetadata, DeliveryError
@@ -63,6 +63,7 @@ __all__ = [
     "DeliveryError",
     "DisconnectedError",
     "ErrorCode",
+    "Gap",
     "GroupAssignment",
     "GroupDescription",
     "GroupListing",

@@ -9,8 +9,8 @@ import pytest
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.cli.group import _document, _of_types, _owner_of, _owners, _print, _split
-from anabranch.client import GroupDescription, MemberDescription, WaitedOn, WaitingPartition
+from anabranch.cli.group import _document, _of_types, _offsets, _print, _split
+from anabranch.client import Gap, GroupDescription, MemberDescription, OffsetAndMetadata, WaitedOn, WaitingPartition
 from anabranch.client.admin.groups import GroupListing
 from anabranch.machines.keyspace import SPACE_END, Interval
 
@@ -76,10 +76,6 @@ def test_the_keys_of_shared_partitions_are_shown(capsys: pytest.CaptureFixture[s
     assert _document(group, [])["members"][0]["key_ranges"] == [
         {"topic": "flights", "partition": 0, "start": half, "end": SPACE_END}
     ]
-    sharers = _owners(replace(group, members=(second, replace(third, member_id="m3"))))[tp]
-    assert [it.member_id for it in sharers] == ["m3", "m2"]
-    assert [_owner_of(sharers, tp, key) for key in (0, half - 1, half)] == ["m3", "m3", "m2"]
-    assert _owner_of(sharers[:1], tp, half) is None
 
 
 def test_work_finished_out_of_turn_is_shown_with_what_is_missing_below_and_whose_it_is(
@@ -89,28 +85,68 @@ def test_work_finished_out_of_turn_is_shown_with_what_is_missing_below_and_whose
     group = GroupDescription("billing", "consumer", "Stable", "uniform", 8, 8, members, "localhost:9092")
     middle = 1 << 62
     shares = [
-        {"start": 0, "end": middle - 1, "offset": 3},
-        {"start": middle, "end": 2 * middle - 1, "offset": 9},
+        {"start": 0, "end": middle - 1, "offset": 3, "owners": ["m1"]},
+        {"start": middle, "end": 2 * middle - 1, "offset": 9, "owners": ["m1", "m2"]},
     ]
     many = [[2 * number, 2 * number] for number in range(5, 17)]
     row = {"topic": "flights", "committed": 3, "log_end": 40, "lag": 37}
-    offsets = [
+    offsets: list[dict[str, Any]] = [
         {**row, "partition": 0, "owner": "m1", "shares": shares, "ranges": [[5, 6]], "gaps": [[3, 4]]},
         {**row, "partition": 1, "owner": None, "ranges": many, "gaps": [[first - 1, first - 1] for first, _ in many]},
     ]
+    offsets[0]["gap_owners"] = [["m1", "gone"]]
+    offsets[1]["gap_owners"] = [[] for _ in many]
     _print(group, offsets)
     written = capsys.readouterr()
     rows = [line.split() for line in written.out.splitlines()]
     begin = rows.index(["topic", "partition", "keys", "next", "offset", "member"])
     assert rows[begin + 1 : begin + 10] == [
         ["flights", "0", "0.0-50.0", "%", "3", "m1"],
-        ["flights", "0", "50.0-100.0", "%", "9", "m1"],
+        ["flights", "0", "50.0-100.0", "%", "9", "m1,", "m2"],
         [],
         ["topic", "partition", "missing", "offsets", "offsets", "done", "up", "to", "member"],
-        ["flights", "0", "3-4", "2", "6", "m1"],
+        ["flights", "0", "3-4", "2", "6", "m1,", "gone"],
         *(["flights", "1", str(2 * at - 1), "1", str(2 * at), "no", "member"] for at in range(5, 9)),
     ]
     assert "2 more gaps; --json shows all." in written.err
+
+
+class Committed:
+    """An Admin that knows what the group has committed in partition 0."""
+
+    def __init__(self, at: OffsetAndMetadata) -> None:
+        self.at = at
+
+    def list_group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {TopicPartition("flights", 0): self.at}
+
+    def topics(self) -> dict[str, Any]:
+        return {}
+
+    def describe_slices(self, group: str, existing: list[TopicPartition]) -> dict[TopicPartition, Any]:
+        return {}
+
+
+def test_shares_and_gaps_of_a_shared_partition_are_told_with_their_owners() -> None:
+    tp, half = TopicPartition("flights", 0), (SPACE_END + 1) // 2
+    parts = {"m3": (0, half // 2 - 1), "m2": (half // 2, half - 1), "m1": (half, SPACE_END)}
+    members = tuple(
+        replace(member(name, partitions(0), partitions(0)), key_ranges={tp: (Interval(*keys),)})
+        for name, keys in sorted(parts.items())
+    )
+    group = GroupDescription("billing", "consumer", "Stable", "uniform", 8, 8, members, "localhost:9092")
+    shares = [(0, half - 1, 100), (half, SPACE_END, 43)]
+    gap = Gap(43, 44, ("m1",))
+    at = OffsetAndMetadata(43, ranges=[(45, 47)], shares=shares, gaps=[gap])
+    (row,) = _offsets(cast(Any, Committed(at)), "billing", group)
+    assert (row["owner"], row["owners"]) == ("m3", ["m3", "m2", "m1"])
+    assert (row["gaps"], row["gap_owners"]) == ([[43, 44]], [["m1"]])
+    assert [(share["offset"], share["owner"], share["owners"]) for share in row["shares"]] == [
+        (100, "m3", ["m3", "m2"]),
+        (43, "m1", ["m1"]),
+    ]
+    (alone,) = _offsets(cast(Any, Committed(at)), "billing", replace(group, members=members[1:2]))
+    assert [(share["owner"], share["owners"]) for share in alone["shares"]] == [("m2", ["m2"]), (None, [])]
 
 
 def test_a_group_without_members_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import TopicPartition
+from anabranch.client.admin.progress import with_gaps
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.coordinator import Coordinator
 from anabranch.client.cluster.metadata import Cluster
@@ -210,6 +211,7 @@ class GroupAdmin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets, by default of all partitions; those without an offset are left out.
 
+        Where a member has committed ranges of offsets, the group is described, too, for the owners of the gaps.
         With `require_stable` it waits for transactions that have committed offsets and have not ended, and raises
         `ApiError` UNSTABLE_OFFSET_COMMIT if they do not. A partition's first offset is waited for if the partition is
         asked for by name.
@@ -225,7 +227,18 @@ class GroupAdmin:
                 raise ApiError(result, f"the committed offset of {tp} cannot be read")
             if result.offset >= 0:
                 offsets[tp] = result
-        return offsets
+        if not any(at.ranges for at in offsets.values()):
+            return offsets
+        return with_gaps(offsets, await self._members(group))
+
+    async def _members(self, group: str) -> tuple[MemberDescription, ...]:
+        """Return a group's members; none if the group was deleted."""
+        try:
+            return (await self._describe_group(group)).members
+        except ApiError as error:
+            if error.code is not ErrorCode.GROUP_ID_NOT_FOUND:
+                raise
+            return ()
 
     async def alter_group_offsets(self, group: str, offsets: OffsetsByPartition) -> None:
         """Set the committed offsets of a group that has no members."""

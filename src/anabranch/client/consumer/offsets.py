@@ -35,6 +35,16 @@ GROUPS_VERSION = 8
 STABLE_VERSION = 7
 
 
+class Gap(NamedTuple):
+    """Offsets below a range that is done which are not processed, or not by the owners of all keys."""
+
+    start: int
+    end: int
+    """Inclusive."""
+    owners: tuple[str, ...] = ()
+    """The ids of the members that own keys whose next offset is not above `end`, ascending by their keys."""
+
+
 class OffsetAndMetadata(NamedTuple):
     """A committed offset, the next one to read, and the committer's metadata.
 
@@ -44,6 +54,7 @@ class OffsetAndMetadata(NamedTuple):
     inclusive, where it is not the same for all keys; `offset` is the lowest. To be committed: the offsets of these
     keys, and of no others; `offset` counts for the others only where nothing is committed yet.
     `passed`: as read, by key how far owners are known to have come, where the group has committed further.
+    `gaps`: as `Admin.list_group_offsets` reads them, what is missing below each of `ranges`. To be committed: ignored.
     """
 
     offset: int
@@ -52,6 +63,7 @@ class OffsetAndMetadata(NamedTuple):
     ranges: Ranges = ()
     shares: Sequence[tuple[int, int, int]] = ()
     passed: Sequence[tuple[int, int, int]] = ()
+    gaps: Sequence[Gap] = ()
 
 
 OffsetsByPartition = (

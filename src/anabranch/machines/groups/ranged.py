@@ -54,7 +54,7 @@ class TooManyRanges(NamedTuple):
     gap: Range
     ranges: int
     owner: str
-    """Empty if no member owns the partition."""
+    """Of a shared partition, a sharer whose keys have the lowest offset. Empty if no member owns the gap."""
 
 
 def refused(request: TxnOffsetCommitRequest, code: ErrorCode) -> TxnOffsetCommitResponse:
@@ -230,6 +230,8 @@ class RangedCommits:
         group = self._groups.get(group_id)
         owner = ""
         if group is not None:
-            owner, _ = self._keeper.owner(group, self._keeper.of(group_id))((full.topic.topic_id, full.partition))
+            at = full.topic.topic_id, full.partition
+            was = self._offsets.current(group_id, full.topic.name, full.partition)
+            owner, _ = self._keeper.holds_up(group, self._keeper.of(group_id), at, was)
             self.due[group_id] = None
         draft.perform(TooManyRanges(group_id, full.topic.name, full.partition, full.gap, full.ranges, owner))

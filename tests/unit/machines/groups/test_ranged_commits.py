@@ -14,7 +14,7 @@ from anabranch.machines.groups.offsets import RangesRepeated
 from anabranch.machines.groups.ranged import ASSIGNED_ANEW_MS, TooManyRanges
 from anabranch.machines.groups.ranged_commits import REFRESHED_AFTER_MS
 from anabranch.machines.groups.records import IndividualCommitKey, OffsetCommitKey, decode_record
-from anabranch.machines.keyspace import SPACE, SPACE_END
+from anabranch.machines.keyspace import SPACE, SPACE_END, Interval
 from anabranch.protocol.messages.offset_commit import KeyRangeOffset
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -494,6 +494,30 @@ def test_a_group_with_too_many_ranges_is_assigned_anew_and_the_owner_of_the_gap_
     group.settle()
     assert len(group.effects) == 2
     assert group.committed(ranges=[(43, 44), (90, 90)], member="A", epoch=5) == 51
+
+
+@pytest.mark.parametrize(
+    ("sharers", "named"),
+    [({"A": (0, 3), "B": (3, 7)}, "B"), ({"B": (0, 3), "A": (3, 7)}, "A"), ({"A": (0, 3), "B": (3, 5)}, "")],
+)
+def test_of_a_shared_partition_the_sharer_that_is_furthest_back_is_named(
+    sharers: dict[str, tuple[int, int]], named: str
+) -> None:
+    """The keys from the fifth place on are furthest back; the third case has no member for them."""
+    group = started(ranges_per_partition_max=3)
+    group.committed(shares=[keys(0, 5, 100)])
+    group.committed(ranges=[(70, 70)])
+    member(group, A=5, B=5)
+    made = group.coordinator.groups["g"]
+    assert isinstance(made, ConsumerGroup)
+    at = group.image.by_name["foo"].topic_id, 0
+    made.sharers[at] = {name: (Interval(PLACES[first], PLACES[last] - 1),) for name, (first, last) in sharers.items()}
+    made.holders[at] = min(sharers, key=lambda name: sharers[name])
+    for name, ranges in made.sharers[at].items():
+        made.members[name] = replace(made.members[name], assigned=((at[0], (0,)),), shares=((at, ranges),))
+    assert group.commit(ranges=[(60, 60)], member="A", epoch=5).error_code == ErrorCode.MAX_INDIVIDUAL_COMMIT_REACHED
+    group.settle()
+    assert [effect.owner for effect in group.effects] == [named]
 
 
 def test_the_ranges_of_all_groups_are_bounded_too() -> None:
