@@ -182,7 +182,9 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
         kind="none, any",
     )
     allow_individual_commit: bool = setting(
-        True, "Commit ranges of offsets above the stable offset, for work that is finished out of order."
+        True,
+        "Commit ranges of offsets above the stable offset, for work that is finished out of order; `allow.key.share` "
+        "needs it.",
     )
     allow_key_share: bool = setting(
         False, "Share partitions with other members of the group, by ranges of keys (topics with accept.range.fetch)."
@@ -214,6 +216,9 @@ class ConsumerSettings(RefreshingSettings, CallSettings):
             raise ValueError(f"max.offsets.ahead must be 1 to {OFFSETS_AHEAD_MAX}: every other offset may be a range")
         if self.allow_key_share and self.group_protocol != "consumer":
             raise ValueError("allow.key.share needs group.protocol 'consumer': others assign whole partitions")
+        if self.allow_key_share and not self.allow_individual_commit:
+            text = "allow.key.share needs allow.individual.commit: sharers commit by ranges of keys"
+            raise ValueError(f"{text}; leave one of them out")
         object.__setattr__(self, "partition_assignment_strategy", strategies_of(self.partition_assignment_strategy))
         object.__setattr__(self, "group_local_assignors", tuple(self.group_local_assignors))
         if self.group_local_assignors and (self.group_remote_assignor is not None or self.group_protocol != "consumer"):

@@ -118,3 +118,10 @@ def test_machines_are_given_the_settings_of_their_names() -> None:
     machine = taken(BatcherSettings, given, acks=1, enable_idempotence=False, transactional=True)
     assert (machine.linger_ms, machine.max_block_ms, machine.acks, machine.transactional) == (9, 3, 1, True)
     assert taken(FetcherSettings, ConsumerSettings(fetch_max_bytes=77)).fetch_max_bytes == 77
+
+
+def test_a_member_that_commits_no_ranges_cannot_share_partitions() -> None:
+    with pytest.raises(ValueError, match=r"allow\.key\.share needs allow\.individual\.commit"):
+        ConsumerSettings(group_id="g", allow_key_share=True, allow_individual_commit=False)
+    assert not ConsumerSettings(group_id="g", allow_individual_commit=False).allow_key_share
+    assert ConsumerSettings(group_id="g", allow_key_share=True).allow_individual_commit
