@@ -12,6 +12,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.admin import Admin
 from anabranch.client.admin.groups import MemberDescription
 from anabranch.client.consumer.consumer import Consumer
+from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.table.changelog import connection_of
 
 
@@ -41,14 +42,18 @@ class Owners:
             history = await admin.explain(self._source, key)
             committed = await admin.list_group_offsets(self._group)
             group = (await admin.describe_groups(self._group))[self._group]
-        tp = TopicPartition(self._source, history.partition)
+        tp, place = TopicPartition(self._source, history.partition), history.spread
         for stay in history.stays:
             held = TopicPartition(self._source, stay.partition)
             at = committed.get(held)
             left = stay.end is not None and stay.start is not None and stay.end > stay.start
-            if left and (at is None or (stay.end is not None and at.offset < stay.end)):
+            if left and (at is None or (stay.end is not None and _next_of(place, at) < stay.end)):
                 tp = held
                 break
-        place = history.spread
         owners = (one for one in group.members if any(start <= place <= end for start, end in one.keys(tp)))
         return Owner(tp, next(owners, None))
+
+
+def _next_of(place: int, at: OffsetAndMetadata) -> int:
+    """Return the next offset to read of a place of the key space; the members that share a partition differ in it."""
+    return next((offset for start, end, offset in at.shares if start <= place <= end), at.offset)
