@@ -417,3 +417,20 @@ def test_shares_are_consumed_from_the_command_line(broker: BrokerProcess) -> Non
         parts.append([int(line) for line in out.splitlines()])
     assert min(map(len, parts)) > 100
     assert sorted(parts[0] + parts[1]) == list(range(500))
+
+
+def test_shares_by_hand_are_committed_for_a_group_on_the_command_line(broker: BrokerProcess) -> None:
+    commands.run(broker.address, "topic", "create", "kept", "--partitions", 2)
+    commands.run(broker.address, "topic", "config", "kept", "accept.range.fetch=true")
+    asyncio.run(_fill(broker.address, "kept", 300))
+
+    def printed(share: str, *words: object) -> list[int]:
+        command = ("consume", "kept", "--format", "value", "--until-end", "--group", "keeper", "--share", share)
+        return [int(line) for line in commands.run(broker.address, *command, *words)[0].splitlines()]
+
+    begun, rest = printed("1/2", "--limit", 20), printed("1/2")
+    assert len(begun) == 20
+    assert printed("1/2") == []
+    others = printed("2/2")
+    assert min(map(len, (rest, others))) > 50
+    assert sorted(begun + rest + others) == list(range(300)), "each half goes on where it was, and is no other's"

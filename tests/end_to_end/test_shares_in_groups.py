@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import CodeType
@@ -31,6 +32,7 @@ from anabranch.client import sync as plain
 from anabranch.machines.keyspace import SPACE, cuts, spread
 from anabranch.machines.placement import place
 from anabranch.records.hashing import murmur2, placement_hash
+from tests.support import commands
 from tests.support.broker import BrokerProcess, running
 from tests.support.examples import python_examples
 from tests.support.thorough import THOROUGH
@@ -592,3 +594,39 @@ async def _behind_a_gate(address: str, topic: str, *, leaves: bool) -> None:
             for consumer in left:
                 await consumer.commit()
             await read(*left)
+
+
+def test_two_commands_share_a_partition_by_ranges_of_keys(broker: BrokerProcess) -> None:
+    asyncio.run(create(broker.address, "commands", 1))
+    words = ("consume", "commands", "--group", "commands", "--share", "keys", "--format", "value")
+    environment = {**os.environ, "ANABRANCH_BOOTSTRAP_SERVERS": broker.address}
+    command = [sys.executable, "-m", "anabranch.cli", *words]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) for _ in range(2)]
+    try:
+        deadline, shared = time.monotonic() + 60, False
+        with plain.Admin(broker.address) as admin:
+            while not shared:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+                with suppress(ApiError):  # There is no group yet.
+                    members = admin.describe_groups("commands")["commands"].members
+                    shared = [len(member.key_ranges) for member in members] == [1, 1]
+
+        async def fill() -> None:
+            async with Producer(broker.address) as producer:
+                for number in range(200):
+                    await producer.send("commands", b"%d" % number, key=b"k%d" % number)
+
+        asyncio.run(fill())
+        lag = -1
+        while lag != 0:
+            assert time.monotonic() < deadline
+            ((row,),) = (it["offsets"] for it in commands.document(broker.address, "group", "describe", "commands"))
+            lag = row["lag"]
+            time.sleep(0.2)
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        printed = [[*map(int, process.communicate(timeout=30)[0].split())] for process in processes]
+    assert min(map(len, printed)) > 20
+    assert sorted(printed[0] + printed[1]) == list(range(200))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
 VALUE_WIDTH = 100
 SHARES_MAX = 1_000
-ANY = "any"
+ANY, KEYS = "any", "keys"
 ANY_AT_A_TIME = 100
 """Records of a slice: printed, and committed, together."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -81,9 +81,10 @@ def consume(
         str | None,
         typer.Option(
             "--share",
-            metavar="K/N|START-END|any",
-            help="Only a share of the keys: the K-th of N even ones, or a range of the key space. With --group, any: "
-            "what no other member has, in no order.",
+            metavar="K/N|START-END|keys|any",
+            help="Only a share of the keys: the K-th of N even ones, or a range of the key space; with --group what is "
+            "printed is committed for these keys. For members of a group, keys: partitions are shared with other such "
+            "members by ranges of keys; any: what no other member has, in no order.",
         ),
     ] = None,
     servers: Servers = DEFAULT_SERVERS,
@@ -96,11 +97,11 @@ def consume(
 
     if group is not None and partition is not None:
         raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
-    _check_share(group, share)
+    _check_share(group, share, protocol)
     if group is not None and share == ANY:
         _consume_any(topic, form, start, limit, group, protocol, servers, until_end=until_end)
         return
-    keys = [] if share is None else [share_of(share)]
+    keys = [] if share is None or share == KEYS else [share_of(share)]
 
     printer = _PRINTERS[form]()
     printed = 0
@@ -113,9 +114,10 @@ def consume(
             group_protocol=protocol.value,
             auto_offset_reset=start.value,
             ordering=ordering.value,
+            allow_key_share=share == KEYS,
         ) as consumer,
     ):
-        if group is not None:
+        if group is not None and not keys:
             consumer.subscribe(topic)
         else:
             names: list[Any] = [topic] if partition is None else [(topic, number) for number in partition]
@@ -141,11 +143,11 @@ def consume(
     note(f"{printed:,} records")
 
 
-def _check_share(group: str | None, share: str | None) -> None:
-    if share == ANY and group is None:
-        raise typer.BadParameter("--share any is for members of a group: give --group, too")
-    if share not in (None, ANY) and group is not None:
-        raise typer.BadParameter("use --group or --share, not both: shares by hand are not committed")
+def _check_share(group: str | None, share: str | None, protocol: Protocol) -> None:
+    if share in (ANY, KEYS) and group is None:
+        raise typer.BadParameter(f"--share {share} is for members of a group: give --group, too")
+    if share == KEYS and protocol is Protocol.CLASSIC:
+        raise typer.BadParameter("--share keys needs --group-protocol consumer: others assign whole partitions")
 
 
 def _consume_any(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
 import typer
 
-from anabranch.cli.consume import _PRINTERS, Form, share_of
+from anabranch.cli.consume import _PRINTERS, Form, Protocol, _check_share, share_of
 from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
 
 ROWS = [
@@ -61,3 +62,22 @@ def test_a_share_is_one_of_even_ones_or_a_range() -> None:
 def test_a_share_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="is no share"):
         share_of(text)
+
+
+@pytest.mark.parametrize(
+    ("group", "share", "protocol", "wrong"),
+    [
+        (None, "keys", Protocol.CONSUMER, "--share keys is for members of a group"),
+        (None, "any", Protocol.CONSUMER, "--share any is for members of a group"),
+        ("g", "keys", Protocol.CLASSIC, "--share keys needs --group-protocol consumer"),
+        ("g", "keys", Protocol.CONSUMER, None),
+        ("g", "any", Protocol.CLASSIC, None),
+        ("g", "1/3", Protocol.CONSUMER, None),
+        (None, "1/3", Protocol.CONSUMER, None),
+    ],
+)
+def test_a_share_of_members_needs_a_group_that_can_share(
+    group: str | None, share: str, protocol: Protocol, wrong: str | None
+) -> None:
+    with nullcontext() if wrong is None else pytest.raises(typer.BadParameter, match=wrong):
+        _check_share(group, share, protocol)
