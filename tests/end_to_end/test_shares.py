@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import socket
 import time
@@ -434,3 +435,28 @@ def test_shares_by_hand_are_committed_for_a_group_on_the_command_line(broker: Br
     others = printed("2/2")
     assert min(map(len, (rest, others))) > 50
     assert sorted(begun + rest + others) == list(range(300)), "each half goes on where it was, and is no other's"
+
+
+def test_records_are_filtered_from_the_command_line(broker: BrokerProcess) -> None:
+    commands.run(broker.address, "topic", "create", "chosen")
+    words = ("consume", "chosen", "--format", "json", "--until-end")
+    asyncio.run(_fill(broker.address, "chosen", 600))
+
+    def printed(*options: object, code: int = 0) -> tuple[list[tuple[str, str]], str]:
+        out, error = commands.run(broker.address, *words, *options, code=code)
+        return [(row["key"], row["value"]) for row in map(json.loads, out.splitlines())], error
+
+    everything, _ = printed()
+    assert len(everything) == 600, "without a filter the topic need not allow one"
+    assert "TOPIC_RANGE_FETCH_NOT_ALLOWED" in printed("--key", "k1", code=1)[1]
+    commands.run(broker.address, "topic", "config", "chosen", "accept.range.fetch=true")
+    two = {everything[0][0], everything[1][0]}
+    named = [word for key in sorted(two) for word in ("--key", key)]
+    assert printed(*named)[0] == [it for it in everything if it[0] in two]
+    refused = [word for key in sorted(two) for word in ("--refuse-key", key)]
+    assert printed(*refused)[0] == [it for it in everything if it[0] not in two]
+    sized = [it for it in everything if 5 <= len(it[0] + it[1]) <= 6]
+    assert 0 < len(sized) < 600
+    assert printed("--min-size", 5, "--max-size", 6)[0] == sized
+    assert printed("--min-size", 5, "--max-size", 6, "--limit", 3)[0] == sized[:3]
+    assert "--share any takes every record" in printed("--group", "g", "--share", "any", "--key", "k", code=2)[1]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +20,7 @@ from anabranch.cli.output import DEFAULT_SERVERS, Servers, note
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from anabranch.client import RecordFilter
     from anabranch.client.sync import Consumer
 
 COLUMNS = ("partition", "offset", "timestamp", "key", "value")
@@ -87,25 +90,38 @@ def consume(
             "members by ranges of keys; any: what no other member has, in no order.",
         ),
     ] = None,
+    key: Annotated[
+        list[str] | None, typer.Option("--key", "-k", help="Only records with this key; may be repeated.")
+    ] = None,
+    refuse_key: Annotated[
+        list[str] | None, typer.Option("--refuse-key", help="No records with this key; may be repeated.")
+    ] = None,
+    min_size: Annotated[
+        int | None, typer.Option("--min-size", min=0, help="Only records with so many bytes of key and value, or more.")
+    ] = None,
+    max_size: Annotated[
+        int | None, typer.Option("--max-size", min=0, help="Only records with so many bytes, or fewer.")
+    ] = None,
     servers: Servers = DEFAULT_SERVERS,
 ) -> None:
     """Print the records of a topic, every key in order, until Ctrl-C or SIGTERM.
 
-    A group continues at its committed offsets; --from applies to partitions without one.
+    A group continues at its committed offsets; --from applies to partitions without one. Brokers send only the records
+    of a share, or with the keys and sizes wanted, of topics with accept.range.fetch=true.
     """
     from anabranch.client.sync import Consumer
 
     if group is not None and partition is not None:
         raise typer.BadParameter("use --group or --partition, not both: a group assigns partitions to its members")
     _check_share(group, share, protocol)
+    wanted_records = filter_of(key, refuse_key, min_size, max_size)
+    if wanted_records is not None and share == ANY:
+        raise typer.BadParameter("--share any takes every record that is next: leave out --key and the like")
     if group is not None and share == ANY:
         _consume_any(topic, form, start, limit, group, protocol, servers, until_end=until_end)
         return
     keys = [] if share is None or share == KEYS else [share_of(share)]
 
-    printer = _PRINTERS[form]()
-    printed = 0
-    wait_s = 0.1 if until_end else 0.5
     with (
         _Interruption() as interruption,
         Consumer(
@@ -122,25 +138,44 @@ def consume(
         else:
             names: list[Any] = [topic] if partition is None else [(topic, number) for number in partition]
             consumer.assign(dict.fromkeys(names, keys) if keys else names)
-        try:
-            while not interruption.told and (limit is None or printed < limit):
-                table = consumer.poll_arrow(timeout_s=wait_s, max_bytes=8 << 20, columns=COLUMNS)
-                if table.num_rows:
-                    wanted = table.num_rows if limit is None else min(table.num_rows, limit - printed)
-                    given = 0
-                    try:
-                        printer.print(table.slice(0, wanted))
-                        given = wanted
-                    finally:
-                        _seek_back(consumer, topic, table.slice(given))
-                    printed += wanted
-                if until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
-                    break
-        except KeyboardInterrupt:
-            pass
-        finally:
-            printer.close()
+        printed = _print_tables(
+            consumer, topic, _PRINTERS[form](), interruption, limit, wanted_records, until_end=until_end
+        )
     note(f"{printed:,} records")
+
+
+def _print_tables(
+    consumer: Consumer,
+    topic: str,
+    printer: _Lines | _Arrow,
+    interruption: _Interruption,
+    limit: int | None,
+    wanted_records: RecordFilter | None,
+    *,
+    until_end: bool,
+) -> int:
+    """Print records until the limit, the end, or an interruption. Return how many were printed."""
+    printed = 0
+    wait_s = 0.1 if until_end else 0.5
+    try:
+        while not interruption.told and (limit is None or printed < limit):
+            table = consumer.poll_arrow(timeout_s=wait_s, max_bytes=8 << 20, columns=COLUMNS, filter=wanted_records)
+            if table.num_rows:
+                wanted = table.num_rows if limit is None else min(table.num_rows, limit - printed)
+                given = 0
+                try:
+                    printer.print(table.slice(0, wanted))
+                    given = wanted
+                finally:
+                    _seek_back(consumer, topic, table.slice(given))
+                printed += wanted
+            if until_end and consumer.assignment() and all(lag == 0 for lag in consumer.lag().values()):
+                break
+    except KeyboardInterrupt:
+        pass
+    finally:
+        printer.close()
+    return printed
 
 
 def _check_share(group: str | None, share: str | None, protocol: Protocol) -> None:
@@ -203,6 +238,24 @@ def _consume_any(
         finally:
             printer.close()
     note(f"{printed:,} records")
+
+
+def filter_of(
+    keys: list[str] | None, keys_refused: list[str] | None, size_min: int | None, size_max: int | None
+) -> RecordFilter | None:
+    """Make a filter of the options; None if none is given, so that topics need not allow it."""
+    from anabranch.client import RecordFilter
+
+    if not keys and not keys_refused and size_min is None and size_max is None:
+        return None
+    if keys and keys_refused:
+        raise typer.BadParameter("use --key or --refuse-key, not both")
+    if size_min is not None and size_max is not None and size_min > size_max:
+        raise typer.BadParameter(f"no record has at least {size_min} and at most {size_max} bytes")
+    made = RecordFilter(tuple(map(os.fsencode, keys or ())), tuple(map(os.fsencode, keys_refused or ())))
+    if size_min is not None:
+        made = replace(made, size_min=size_min)
+    return made if size_max is None else replace(made, size_max=size_max)
 
 
 def share_of(text: str) -> tuple[int, int]:

@@ -347,10 +347,11 @@ class Consumer(_Synchronous[aio.Consumer]):
         *,
         columns: Sequence[str] = COLUMNS,
         key_range: tuple[int, int] | None = None,
+        filter: aio.RecordFilter | None = None,
     ) -> pa.Table:
         """Return the next records as a table; see `anabranch.client.Consumer.poll_arrow`."""
         while True:
-            parts = self._callbacks.serve(self._thread, self._inner.gather(timeout_s, max_bytes))
+            parts = self._callbacks.serve(self._thread, self._inner.gather(timeout_s, max_bytes, filter))
             table = self._inner.table(parts, columns, key_range)
             if not parts or self._hand_out(parts):
                 return table

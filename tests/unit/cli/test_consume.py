@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 import typer
 
-from anabranch.cli.consume import _PRINTERS, Form, Protocol, _check_share, share_of
+from anabranch.cli.consume import _PRINTERS, Form, Protocol, _check_share, filter_of, share_of
+from anabranch.client import RecordFilter
 from anabranch.machines.keyspace import SPACE, SPACE_END, cuts
 
 ROWS = [
@@ -81,3 +82,18 @@ def test_a_share_of_members_needs_a_group_that_can_share(
 ) -> None:
     with nullcontext() if wrong is None else pytest.raises(typer.BadParameter, match=wrong):
         _check_share(group, share, protocol)
+
+
+def test_a_filter_is_made_of_what_is_given_and_none_where_nothing_is() -> None:
+    assert filter_of(None, [], None, None) is None
+    assert filter_of(["k1", "\u00fc"], None, None, None) == RecordFilter(keys=(b"k1", b"\xc3\xbc"))
+    assert filter_of(None, ["k1"], 0, 9) == RecordFilter(keys_refused=(b"k1",), size_min=0, size_max=9)
+    assert filter_of(None, None, 5, None) == RecordFilter(size_min=5)
+    assert filter_of(None, None, None, 0) == RecordFilter(size_max=0)
+
+
+def test_a_filter_that_contradicts_itself_is_refused() -> None:
+    with pytest.raises(typer.BadParameter, match="--key or --refuse-key"):
+        filter_of(["a"], ["b"], None, None)
+    with pytest.raises(typer.BadParameter, match="at least 6 and at most 5"):
+        filter_of(None, None, 6, 5)

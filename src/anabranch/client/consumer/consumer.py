@@ -356,22 +356,23 @@ class Consumer:
         record of a key. With `key_range`, only keys in this part of the key space (both ends inclusive) are returned:
         the consumer drops the others. A `filter` (see `poll`) and shares (see `assign`) save their transfer.
         """
-        self._fetcher.filter(filter)
         while True:
-            parts = await self.gather(timeout_s, max_bytes)
+            parts = await self.gather(timeout_s, max_bytes, filter)
             table = await self._handout.table_beside(parts, columns, key_range)
             if self.hand_out(parts):
                 return table
 
-    async def gather(self, timeout_s: float | None, max_bytes: int | None) -> list[Deliverable]:
+    async def gather(
+        self, timeout_s: float | None, max_bytes: int | None, wanted: RecordFilter | None
+    ) -> list[Deliverable]:
         """Wait for deliverable parts of at most about `max_bytes`; call `hand_out` to move the positions past them."""
         self._refuse_beside_a_handler("poll")
         self._refuse_of_slices("return tables; poll records")
+        self._fetcher.filter(wanted)
         if self._driver.unfinished is not None:
             text = "records are acknowledged one by one with acknowledgement.mode 'explicit': poll them, not tables"
             raise ApiError(ErrorCode.INVALID_REQUEST, text)
-        parts: list[Deliverable] = []
-        size = 0
+        parts, size = list[Deliverable](), 0
         limit = self._settings.fetch_max_bytes if max_bytes is None else max_bytes
         for part in await self._driver.gather(timeout_s):
             if parts and size + len(part.fetched.data) > limit:
@@ -387,9 +388,8 @@ class Consumer:
         return self._handout.table(parts, columns, key_range)
 
     def hand_out(self, parts: Sequence[Deliverable]) -> bool:
-        """Move the positions past gathered parts, and fetch more. Return False if a position moved since `gather`.
-
-        In that case no position moves, and the parts must be discarded and gathered again.
+        """Move the positions past gathered parts, and fetch more. Return False if a position moved since `gather`:
+        no position moves then, and the parts must be discarded and gathered again.
         """
         standing = self._fetcher.all_handed_out(parts)
         self._driver.pump()
