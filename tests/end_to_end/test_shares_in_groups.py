@@ -27,9 +27,20 @@ from typing import Any, NamedTuple
 import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
-from anabranch.client import Admin, Consumer, OffsetAndMetadata, Producer, TopicPartition
+from anabranch.client import (
+    Admin,
+    AssignmentSpec,
+    Consumer,
+    GroupAssignment,
+    MemberAssignment,
+    OffsetAndMetadata,
+    PartitionAssignor,
+    Producer,
+    TopicIdPartition,
+    TopicPartition,
+)
 from anabranch.client import sync as plain
-from anabranch.machines.keyspace import SPACE, cuts, spread
+from anabranch.machines.keyspace import SPACE, Interval, cuts, spread
 from anabranch.machines.placement import place
 from anabranch.records.hashing import murmur2, placement_hash
 from tests.support import commands
@@ -630,3 +641,68 @@ def test_two_commands_share_a_partition_by_ranges_of_keys(broker: BrokerProcess)
         printed = [[*map(int, process.communicate(timeout=30)[0].split())] for process in processes]
     assert min(map(len, printed)) > 20
     assert sorted(printed[0] + printed[1]) == list(range(200))
+
+
+class Cutting(PartitionAssignor):
+    """Gives every member that shares a part of every partition."""
+
+    name = "cutting"
+
+    def __init__(self) -> None:
+        self.specs: list[AssignmentSpec] = []
+        self.told: list[MemberAssignment] = []
+
+    def assign(self, spec: AssignmentSpec) -> GroupAssignment:
+        self.specs.append(spec)
+        found: dict[str, dict[TopicIdPartition, list[Interval]]] = {name: {} for name in spec.members}
+        sharers = sorted(name for name, member in spec.members.items() if member.allow_key_share)
+        for topic_id, topic in spec.topics.items():
+            for number in range(topic.partition_count):
+                some = sharers[: topic.shares_max]
+                for name, part in zip(some, cuts(topic.intervals[number], len(some)), strict=True):
+                    found[name][TopicIdPartition(topic_id, number)] = [part]
+        return GroupAssignment(
+            {name: MemberAssignment(frozenset(parts), key_ranges=parts) for name, parts in found.items()}
+        )
+
+    def on_assignment(self, error: int, assignment: MemberAssignment, member_epoch: int) -> None:
+        self.told.append(assignment)
+
+
+def test_an_assignor_of_the_members_shares_partitions(address: str) -> None:
+    assignors = [Cutting(), Cutting()]
+
+    async def read() -> None:
+        topic = "cut-by-members"
+        await create(address, topic, 1)
+        said: dict[str, Any] = {"group_id": topic, "allow_key_share": True, "auto_offset_reset": "earliest"}
+        seen: list[list[bytes | None]] = [[], []]
+        async with (
+            Producer(address) as producer,
+            Consumer(address, group_local_assignors=assignors[:1], **said) as first,
+            Consumer(address, group_local_assignors=assignors[1:], **said) as second,
+        ):
+            for consumer in (first, second):
+                consumer.subscribe(topic)
+            deadline = time.monotonic() + 30
+
+            async def read_until(true: Callable[[], bool]) -> None:
+                while not true():
+                    assert time.monotonic() < deadline, (first.key_ranges(), second.key_ranges(), seen)
+                    for consumer, values in zip((first, second), seen, strict=True):
+                        values += [record.value for record in await consumer.poll(0.05)]
+
+            halves = sorted((it,) for it in cuts(SPACE, 2))
+            await read_until(
+                lambda: sorted(tuple(it.key_ranges().get((topic, 0), ())) for it in (first, second)) == halves
+            )
+            for number in range(200):
+                await producer.send(topic, b"%d" % number, key=b"k%d" % number)
+            await read_until(lambda: len(seen[0]) + len(seen[1]) >= 200)
+        assert sorted(int(value or b"") for value in seen[0] + seen[1]) == list(range(200))
+        assert min(map(len, seen)) > 50
+
+    asyncio.run(read())
+    last = max((spec for it in assignors for spec in it.specs), key=lambda spec: (len(spec.members), spec.group_epoch))
+    assert [member.allow_key_share for member in last.members.values()] == [True, True]
+    assert any(ranges for it in assignors for told in it.told for ranges in told.key_ranges.values())

@@ -3,17 +3,22 @@
 A consumer with local assignors (`group_local_assignors=[...]`, the preferred one first) offers them to the coordinator.
 The coordinator chooses one that every member offers, and one member to run the assignor for the whole group. Every
 partition of every subscribed topic must be assigned to exactly one member, and to one that subscribes to its topic.
+Or to several members that allow it, each with ranges of its keys, so that every key is assigned once (cooperative.md,
+section 3).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
+from anabranch.machines.key_ranges import Ranges, joined
+from anabranch.machines.keyspace import Interval
 from anabranch.protocol.messages.consumer_group_heartbeat import Assignor as OfferedAssignor
+from anabranch.protocol.messages.consumer_group_heartbeat import KeyRange, PartitionKeyRanges
 from anabranch.protocol.messages.consumer_group_install_assignment import (
     ConsumerGroupInstallAssignmentRequest,
 )
@@ -52,6 +57,10 @@ class MemberSpec:
     instance_id: str | None = None
     rack_id: str | None = None
     metadata: AssignorMetadata = AssignorMetadata()
+    allow_key_share: bool = False
+    """Whether the member takes ranges of a partition's keys."""
+    key_ranges: Mapping[TopicIdPartition, Ranges] = field(default_factory=dict, hash=False)
+    """The keys of those of `partitions` that the member shares with others; the others are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,10 @@ class TopicSpec:
     partition_count: int
     retiring: frozenset[int] = frozenset()
     """Partitions that only empty, and are then removed: a list of their own, to be balanced apart from the others."""
+    shares_max: int = 0
+    """How many members may share a partition; 0 where partitions are assigned whole."""
+    intervals: Mapping[int, Interval] = field(default_factory=dict, hash=False)
+    """Where partitions may be shared: by partition the keys that it holds, for `keyspace.cuts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,8 @@ class MemberAssignment:
 
     partitions: frozenset[TopicIdPartition] = frozenset()
     metadata: AssignorMetadata = AssignorMetadata()
+    key_ranges: Mapping[TopicIdPartition, Sequence[tuple[int, int]]] = field(default_factory=dict, hash=False)
+    """The keys of those of `partitions` that are shared, both ends inclusive; without ranges a partition is whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +170,23 @@ def spec_of(response: ConsumerGroupPrepareAssignmentResponse) -> AssignmentSpec:
                 AssignorMetadata(
                     member.assignor.metadata_version, bytes(member.assignor.metadata_bytes), member.assignor.reason
                 ),
+                member.allow_key_share,
+                {
+                    TopicIdPartition(topic.topic_id, number): ranges
+                    for topic in member.topic_partitions
+                    for number, ranges in _ranges_in(topic.key_ranges)
+                },
             )
             for member in response.members
         },
         {
-            topic.topic_id: TopicSpec(topic.topic_name, topic.num_partitions, frozenset(topic.retiring_partitions))
+            topic.topic_id: TopicSpec(
+                topic.topic_name,
+                topic.num_partitions,
+                frozenset(topic.retiring_partitions),
+                topic.shares_max,
+                {number: Interval(held[0].start, held[-1].end) for number, held in _ranges_in(topic.intervals)},
+            )
             for topic in response.topics
         },
     )
@@ -177,7 +204,12 @@ def install_request(
         members.append(
             InstalledMember(
                 member_id=name,
-                partitions=[InstalledPartitions(topic_id=key, partitions=numbers) for key, numbers in topics.items()],
+                partitions=[
+                    InstalledPartitions(
+                        topic_id=key, partitions=numbers, key_ranges=_on_wire(key, numbers, assignment.key_ranges)
+                    )
+                    for key, numbers in topics.items()
+                ],
                 metadata_version=assignment.metadata.version,
                 metadata_bytes=assignment.metadata.data,
             )
@@ -190,3 +222,19 @@ def install_request(
         error=computed.error,
         members=members,
     )
+
+
+def _ranges_in(named: Iterable[PartitionKeyRanges]) -> Iterable[tuple[int, Ranges]]:
+    """Read the ranges of partitions; those without are whole, and left out."""
+    return ((it.partition, joined((part.start, part.end) for part in it.ranges)) for it in named if it.ranges)
+
+
+def _on_wire(
+    topic_id: UUID, numbers: Iterable[int], shares: Mapping[TopicIdPartition, Sequence[tuple[int, int]]]
+) -> list[PartitionKeyRanges]:
+    """Return the ranges of a topic's partitions, in the order of those."""
+    return [
+        PartitionKeyRanges(partition=number, ranges=[KeyRange(start=start, end=end) for start, end in ranges])
+        for number in numbers
+        if (ranges := shares.get(TopicIdPartition(topic_id, number)))
+    ]

@@ -40,6 +40,7 @@ from anabranch.machines.clients.membership.sharing import (
     id_of,
     on_wire,
     shares_in,
+    with_pending,
     with_ranges,
     without_ranges,
 )
@@ -474,6 +475,7 @@ class ConsumerMember(PolledMember[Phase]):
         target = _ids_in(assignment.topic_partitions)
         try:
             shares = shares_in(assignment.topic_partitions)
+            ranges = with_pending(target, shares, assignment.pending_topic_partitions) if self._assignors else {}
         except ValueError as error:
             self._refuse(ErrorCode.INVALID_ASSIGNMENT, f"was given what it cannot read: {error}")
             return
@@ -493,7 +495,7 @@ class ConsumerMember(PolledMember[Phase]):
         if new_epoch and self._assignors:
             metadata = AssignorMetadata(assignment.metadata_version, bytes(assignment.metadata_bytes))
             whole = target | _ids_in(assignment.pending_topic_partitions)
-            self._explain = Explain(assignment.error, MemberAssignment(whole, metadata), self._epoch)
+            self._explain = Explain(assignment.error, MemberAssignment(whole, metadata, ranges), self._epoch)
 
     def _refuse(self, code: ErrorCode, why: str) -> None:
         """Leave the group for good: its assignment is of no use to this member."""

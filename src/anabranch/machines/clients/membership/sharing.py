@@ -94,6 +94,19 @@ def shares_in(topics: Iterable[TopicPartitions]) -> Shares:
     return found
 
 
+def with_pending(
+    target: frozenset[TopicIdPartition], shares: Shares, pending: Iterable[TopicPartitions]
+) -> dict[TopicIdPartition, KeyRanges]:
+    """The ranges of a target with those that others have yet to release. ValueError for ranges that are none."""
+    coming = shares_in(pending)
+    found = {
+        at: union(shares.get(at, ()), coming.get(at, ()))
+        for at in shares.keys() | coming.keys()
+        if at in shares or at not in target
+    }
+    return {at: ranges for at, ranges in found.items() if ranges != (SPACE,)}
+
+
 def on_wire(owned: frozenset[Owned]) -> list[TopicPartitions]:
     """Owned partitions as a heartbeat reports them; the ranges of a topic's partitions in the order of those."""
     shares = {(each.topic_id, each.partition): each.keys for each in owned if each.keys}

@@ -6,7 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.clients.membership.assignors import TopicIdPartition
 from anabranch.machines.clients.membership.consumer import ConsumerMember, Phase
+from anabranch.machines.clients.membership.sharing import with_pending
 from anabranch.machines.clients.membership.steps import (
     Assign,
     Event,
@@ -195,3 +197,21 @@ def test_a_share_that_is_assigned_while_a_heartbeat_is_lost_is_reported_in_full_
     world.beat(5_000)
     world.member.on_error(world.ticket, OSError(), world.now)
     assert world.reported(world.beat(1_000)) == {0: (LOW,)}
+
+
+def test_an_assignor_is_told_the_keys_that_others_have_yet_to_release_with_those_that_it_has() -> None:
+    first, second, third, fourth = (TopicIdPartition(FLIGHTS, number) for number in range(4))
+    target = frozenset({first, second, third})
+    shares = {first: (QUARTER,), second: (LOW,)}
+    coming = {0: (REST,), 1: (HIGH,), 2: (HIGH,), 3: (LOW,)}
+    pending = TopicPartitions(
+        topic_id=FLIGHTS,
+        partitions=list(coming),
+        key_ranges=[
+            PartitionKeyRanges(partition=number, ranges=[KeyRange(start=it.start, end=it.end) for it in keys])
+            for number, keys in coming.items()
+        ],
+    )
+    assert with_pending(target, shares, [pending]) == {first: (LOW,), fourth: (LOW,)}, "the others are whole"
+    assert with_pending(target, shares, []) == shares
+    assert with_pending(target, {}, []) == {}
