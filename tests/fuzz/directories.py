@@ -53,7 +53,7 @@ KINDS = (
     "boot-id",
     "reserve",
 )
-LEFT_OUT = frozenset({".timeindex", ".snapshot", "cleaner-checkpoint", f"{METADATA}-wal"})
+LEFT_OUT = frozenset({f"{METADATA}-wal"})
 """Kinds of files whose damage is not yet answered as it is promised.
 
 A bit that flips in the write-ahead log of the metadata takes all later changes back: a forgotten `retention.bytes=-1`
