@@ -47,7 +47,7 @@ TIME = (
             Edit(
                 "machines/groups/opened_by_time.py",
                 " or any(map(gates.questions.has_asked, _owners(group, at, owner)))\n",
-                "\n",
+                " or not at\n",
             ),
         ),
         OPENED,

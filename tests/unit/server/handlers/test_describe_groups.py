@@ -165,7 +165,7 @@ class Weighed:
     def shard_of(self, group_id: str) -> Weighed:
         return self
 
-    def ask(self, decide: Callable[[Any, int], Any], weigh: Callable[[Any], int]) -> Any:
+    def ask(self, decide: Callable[[Any, int], Any], weigh: Callable[[Any], int], look: object = None) -> Any:
         weigh(SimpleNamespace(weight_of_deletion=lambda group_id: int(group_id.partition("-")[0])))
         self.deleted.append(self.turns)
         durable: asyncio.Future[ErrorCode] = asyncio.get_running_loop().create_future()
