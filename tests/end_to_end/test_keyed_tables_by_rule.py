@@ -22,7 +22,6 @@ from anabranch.client import (
     ApiError,
     Consumer,
     ErrorCode,
-    GroupMetadata,
     KeyedTable,
     KeyNotOwnedError,
     OffsetAndMetadata,
@@ -232,10 +231,10 @@ def test_a_commit_of_a_member_that_was_out_of_its_group_meanwhile_does_not_set_t
             assert state is not None
             begun, go_on, commit_now = asyncio.Event(), asyncio.Event(), state.commit
 
-            async def commit_late(offsets: Any, group: GroupMetadata) -> None:
+            async def commit_late(*given: Any) -> None:
                 begun.set()
                 await go_on.wait()
-                await commit_now(offsets, group)
+                await commit_now(*given)
 
             monkeypatch.setattr(state, "commit", commit_late)
             old = consumer.group_metadata()
@@ -375,6 +374,54 @@ def test_shares_by_hand_each_with_the_entries_of_its_keys_and_its_progress(addre
         return [key for key in KEYS if share.start <= spread(murmur2(key), 2) <= share.end]
 
     asyncio.run(run())
+
+
+def test_changes_that_were_not_committed_go_with_the_range_of_their_keys(address: str, topic: str) -> None:
+    """When the range comes back, they must not overwrite what its owner in between has committed."""
+
+    async def run() -> None:
+        shared: dict[str, Any] = {"allow_key_share": True, "acknowledgement_mode": "explicit"}
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+        await send(address, topic, *KEYS)
+        tp, late = TopicPartition(topic, 0), b"late"
+        async with made(address, topic, topic, **shared) as (consumer, table):
+            for record in await polled(consumer, len(KEYS)):
+                table.put(record.key or b"", late, record)
+                assert consumer.done(record)
+            async with made(address, topic, topic, **shared) as (other, table_of_other):
+                async with asyncio.timeout(30):
+                    while not (other.key_ranges().get(tp) and consumer.key_ranges().get(tp)):
+                        await asyncio.gather(consumer.poll(0.05), other.poll(0.05))
+                ((first, last),) = other.key_ranges()[tp]
+                theirs = {key for key in KEYS if first <= spread(murmur2(key), 1) <= last}
+                assert 0 < len(theirs) < len(KEYS)
+                assert {key for key, _ in table.items()} == set(KEYS) - theirs
+                assert table.unflushed_size == sum(len(key) + len(late) for key in set(KEYS) - theirs)
+                for record in await polled(other, len(theirs)):
+                    table_of_other.put(record.key or b"", b"theirs", record)
+                    assert other.done(record)
+                await table_of_other.flush()
+            async with asyncio.timeout(30):
+                while consumer.key_ranges()[tp] or not table.ready:
+                    assert await consumer.poll(0.05) == []
+            assert dict(table.items()) == dict.fromkeys(KEYS, late) | dict.fromkeys(theirs, b"theirs")
+            await table.flush()
+            assert table.unflushed_size == 0
+            found = await changelog_of(address, f"{topic}-counts")
+            assert found == dict.fromkeys(KEYS, late) | dict.fromkeys(theirs, b"theirs")
+
+    asyncio.run(run())
+
+
+async def polled(consumer: Consumer, count: int) -> list[Record]:
+    """Return so many records."""
+    records: list[Record] = []
+    async with asyncio.timeout(30):
+        while len(records) < count:
+            records += await consumer.poll(0.2)
+    assert len(records) == count
+    return records
 
 
 def test_a_second_consumer_of_the_same_name_takes_the_place_of_the_first(address: str, topic: str) -> None:

@@ -17,7 +17,7 @@ class InOrder:
     fresh = 0
     state: KeptState | None = None
 
-    def narrowed(self, tp: TopicPartition) -> None:
+    def narrowed(self, tp: TopicPartition, keys: KeyRanges) -> None:
         """Nothing runs."""
 
     def stands(self, tp: TopicPartition) -> None:

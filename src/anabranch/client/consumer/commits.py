@@ -289,7 +289,7 @@ class Commits:
             if self._context.subscription is not None and not self._member.is_member:
                 raise _not_committed(ErrorCode.UNKNOWN_MEMBER_ID, self._context.group_id)
             try:
-                codes = await self._send(pending, identity)
+                codes = await self._send(pending, identity, drops)
             except (AnabranchError, OSError) as error:
                 if is_final(error):
                     raise
@@ -332,7 +332,7 @@ class Commits:
             raise _given_up(dropped, self._context.group_id)
 
     async def _send(
-        self, pending: Mapping[TopicPartition, OffsetAndMetadata], identity: MemberIdentity
+        self, pending: Mapping[TopicPartition, OffsetAndMetadata], identity: MemberIdentity, drops: int
     ) -> Mapping[TopicPartition, ErrorCode]:
         """Commit offsets once; where state is kept, with its changes, all or nothing."""
         context, state = self._context, self._context.host.state
@@ -340,8 +340,9 @@ class Commits:
             return await context.offsets.commit(pending, context.topic_ids(pending), identity)
         group = GroupMetadata(context.group_id, identity.epoch, identity.member_id, identity.instance_id)
         try:
-            await state.commit(pending, group)
+            await state.commit(pending, group, lambda: self._check_held(pending, drops))
         except ApiError as error:
+            self._check_held(pending, drops)
             if error.code in OUT_OF_GROUP or error.code in EPOCH_STALE:
                 return dict.fromkeys(pending, error.code)
             raise

@@ -118,10 +118,15 @@ class FetchingDriver:
             self.unfinished = Unfinished(self._settings, self.fetcher, self.handout, self.now_ms, self.deliverable)
         return self.unfinished
 
-    def narrowed(self, tp: TopicPartition) -> None:
-        """Drop the records of ranges of a partition that went to others, after `settle`; go on with the others."""
+    def narrowed(self, tp: TopicPartition, keys: KeyRanges) -> None:
+        """Drop the records of ranges of a partition that went to others, after `settle`; go on with the others.
+
+        Their state last: a change is made for a record that counts, and those of these ranges count no more then.
+        """
         if self.unfinished is not None:
             self.unfinished.narrowed(tp)
+        if self.state is not None:
+            self.state.narrowed(tp, keys)
 
     def stands(self, tp: TopicPartition) -> None:
         """Go on at another position of a partition: ranges of keys were added."""

@@ -266,8 +266,8 @@ class Group:
         whole = tuple(name for name in names if name not in partly)
         context.host.dropped(whole)
         self._forget(names, whole)
-        for name in partly:
-            context.host.narrowed(name)
+        for name, keys in partly.items():
+            context.host.narrowed(name, keys)
 
     def topic_made_again(self, partitions: tuple[TopicPartition, ...]) -> None:
         """Forget what was committed, or was to be, in partitions whose topic is another one now."""

@@ -45,8 +45,8 @@ class Host(Protocol):
     def dropped(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the decoded records of these partitions."""
 
-    def narrowed(self, tp: TopicPartition) -> None:
-        """Drop the records of ranges of a partition that went to others, after `settle`; go on with the others."""
+    def narrowed(self, tp: TopicPartition, keys: KeyRanges) -> None:
+        """Drop the records and the state of ranges that went to others, after `settle`; go on with the other keys."""
 
     def stands(self, tp: TopicPartition) -> None:
         """Go on at another position of a partition: ranges of keys were added."""

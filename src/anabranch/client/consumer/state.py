@@ -6,7 +6,7 @@ their records made, in one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -15,6 +15,11 @@ from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
 from anabranch.machines.clients.fetching import Deliverable
+from anabranch.machines.clients.key_ranges import KeyRanges
+
+
+def always() -> None:
+    """Check nothing: what is committed is held."""
 
 
 class KeptState(Protocol):
@@ -26,6 +31,9 @@ class KeptState(Protocol):
     def released(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the state of partitions that were revoked or lost, and what is not flushed of it."""
 
+    def narrowed(self, tp: TopicPartition, keys: KeyRanges) -> None:
+        """Drop the state of ranges of a partition's keys that were revoked, and what is not flushed of it."""
+
     def undo(self, record: Record) -> None:
         """Undo the changes that were made for a record that is not finished."""
 
@@ -36,8 +44,16 @@ class KeptState(Protocol):
     def unflushed(self) -> set[TopicPartition]:
         """Return the partitions with changes that are not flushed."""
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
-        """Commit offsets with the changes of the records before them, in one transaction; raise if it was refused."""
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        check_held: Callable[[], None] = always,
+    ) -> None:
+        """Commit offsets with the changes of the records before them, in one transaction; raise if it was refused.
+
+        `check_held` raises if keys were dropped since these offsets were said: their changes are gone.
+        """
 
     async def attend(self) -> None:
         """Commit when due, for a consumer without a group; called while the application polls."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -25,6 +25,7 @@ from anabranch.client.consumer.consumer import Consumer
 from anabranch.client.consumer.listeners import GroupMetadata
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.consumer.record import Record
+from anabranch.client.consumer.state import always
 from anabranch.client.producer.delivery import DeliveryError
 from anabranch.client.producer.producer import Producer
 from anabranch.client.producer.transactions import group_of
@@ -32,6 +33,7 @@ from anabranch.client.table.changelog import connection_of
 from anabranch.client.table.kept import Kept
 from anabranch.client.table.progress import Progress
 from anabranch.machines.clients.fetching import Deliverable
+from anabranch.machines.keyspace import Interval
 
 ABORT_S = 5.0
 """How long the end of a failed transaction is waited for."""
@@ -109,6 +111,11 @@ class Keeper:
         for table in self._tables:
             table.release(names)
 
+    def narrowed(self, tp: TopicPartition, keys: Sequence[Interval]) -> None:
+        """Drop the state of ranges of a partition's keys that were revoked, and what is not flushed of it."""
+        for table in self._tables:
+            table.part(tp, keys)
+
     def undo(self, record: Record) -> None:
         """Undo the changes that were made for a record that is not finished."""
         for table in self._tables:
@@ -148,8 +155,17 @@ class Keeper:
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group: GroupMetadata) -> None:
-        """Commit offsets with the changes of the records before them, in one transaction; raise if it was refused."""
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        group: GroupMetadata,
+        check_held: Callable[[], None] = always,
+    ) -> None:
+        """Commit offsets with the changes of the records before them, in one transaction; raise if it was refused.
+
+        `check_held` raises if keys were dropped since these offsets were said. Their changes are gone, and the offsets
+        without them would be accepted until the coordinator hears that the keys have left.
+        """
         async with self._lock:
             if self._fenced is not None:
                 raise self._fenced
@@ -158,6 +174,7 @@ class Keeper:
             try:
                 await producer.begin_transaction()
                 await self._write(producer, {tp: _upto(at) for tp, at in offsets.items()})
+                check_held()
                 await producer.send_offsets_to_transaction(offsets, group)
                 await producer.commit_transaction()
                 flushed = True

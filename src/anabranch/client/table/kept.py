@@ -97,13 +97,16 @@ class Kept:
                 machine.keep_to(tp, share)
                 position = fetcher.open_at(tp)
                 # Also where there is no record: the entries may be asked for.
-                if position is not None and machine.admit(lineage, tp, position, position + 1, share):
+                if position is not None and machine.admit(
+                    lineage, tp, position, position + 1, share, fetcher.floor_of(tp)
+                ):
                     self._in_memory.add(tp)
             for part in parts:
                 tp = TopicPartition(part.topic, part.partition)
                 if tp not in ours or tp in refused:
                     continue
-                if not machine.admit(lineage, tp, part.start, part.end, fetcher.share_of(tp)):
+                share, floor = fetcher.share_of(tp), fetcher.floor_of(tp)
+                if not machine.admit(lineage, tp, part.start, part.end, share, floor):
                     refused.add(tp)
             for load in machine.take_loads():
                 run(self._load(load))
@@ -199,6 +202,13 @@ class Kept:
             self.machine.release(tp for tp in partitions if tp.topic == self.source)
         for tp in partitions:
             self._shares.pop(tp, None)
+
+    def part(self, tp: TopicPartition, ranges: Sequence[Interval]) -> None:
+        """Drop ranges of a partition's keys that were revoked."""
+        if tp.topic == self.source:
+            self._in_memory.discard(tp)
+            with self.lock:
+                self.machine.part(tp, ranges)
 
     @property
     def is_ready(self) -> bool:

@@ -179,6 +179,31 @@ def test_what_was_processed_before_a_partition_was_dropped_is_not_committed_afte
     run(scenario)
 
 
+def test_kept_state_learns_that_what_it_is_to_commit_was_dropped_meanwhile() -> None:
+    """Its changes are gone, and the coordinator would take the offsets: it has not heard yet of the revocation."""
+
+    class State:
+        committed = False
+
+        async def commit(self, offsets: Any, group: Any, check_held: Callable[[], None]) -> None:
+            check_held()
+            world.context.note_drop([P0], [])
+            check_held()
+            self.committed = True
+
+    world = member()
+
+    async def scenario() -> None:
+        state = State()
+        world.context.host.state = cast(Any, state)
+        with pytest.raises(ApiError, match=r"t-0 were not committed: this member of group 'g' gave up"):
+            await world.commits.commit(None)
+        assert not state.committed
+        assert world.context.member.is_member
+
+    run(scenario)
+
+
 def test_a_commit_is_tried_again_under_a_new_epoch_where_nothing_was_dropped() -> None:
     async def scenario() -> None:
         world = member(codes(ErrorCode.STALE_MEMBER_EPOCH), {P0: ErrorCode.NONE})

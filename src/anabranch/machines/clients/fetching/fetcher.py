@@ -19,7 +19,7 @@ from anabranch.machines.clients.fetching.values import (
     RecordFilter,
     TopicView,
 )
-from anabranch.machines.clients.key_ranges import KeyRanges, Piece, frontier_of, places, share
+from anabranch.machines.clients.key_ranges import KeyRanges, Piece, frontier_of, pieces, places, share
 from anabranch.machines.key_ranges import union
 from anabranch.machines.keyspace import Interval
 
@@ -344,6 +344,13 @@ class Fetcher:
         """Return the places of the key space that are read of a partition; empty for all."""
         partition = self._state.find(tp)
         return () if partition is None else partition.share
+
+    def floor_of(self, tp: TopicPartition) -> list[Piece]:
+        """Return the offsets at which keys of a partition are read on, where some were read further than others."""
+        partition = self._state.find(tp)
+        if partition is None or partition.floor is None:
+            return []
+        return pieces(partition.floor, places(partition.share))
 
     def positions(self) -> dict[TopicPartition, int]:
         """Return the next offset of every partition with a position."""

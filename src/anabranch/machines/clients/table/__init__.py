@@ -8,8 +8,8 @@ family's keys (`machines.keyspace`), and so is what a member loads.
 p is processed within its segment of layout v, cut down to the member's share. A piece is an interval of them:
 
     LOADING -> READY                              `admit` asks for what is missing; `fill` and `loaded` complete it
-      '----------'--> gone                        its partition was revoked or lost, or passed into a layout, or to a
-                                                  share, that holds fewer keys (`advance`)
+      '----------'--> gone                        its partition, or a range of it, was revoked or lost (`release`,
+                                                  `part`), or passed into a layout with fewer keys (`advance`)
 
 A record is handed out only when all pieces of its segment are READY, and their load began when the record could have
 been handed out: then its gate was open, and whatever earlier owners did to these keys is committed. An interval that
@@ -18,7 +18,9 @@ went and comes back is loaded again: somebody else may have changed it.
 **What is flushed.** A change carries a mark: the least offset whose commit covers the record that made it. A commit of
 offset S of a partition takes along, for each key of it, the last change with a mark of at most S, and no later one. So
 the changelog and the committed offset always agree, in whatever order the work was finished; later changes stay until
-their turn comes. The changes of a record that was not finished are undone.
+their turn comes. The changes of a record that was not finished are undone. Changes of keys that go with a partition, or
+with a range, are forgotten there and then: their records are not committed, so the next owner makes them again, and
+what was kept of them would overwrite that when the keys come back.
 
 That a member that has lost its keys writes nothing more is not decided here: changes and offsets are one transaction,
 which the group's coordinator refuses to a member with an old epoch (docs/adr/0052).

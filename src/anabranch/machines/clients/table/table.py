@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import islice
 
 from anabranch.base.ids import TopicPartition
+from anabranch.machines.clients.key_ranges import has
 from anabranch.machines.clients.table.values import (
     Change,
     Changes,
@@ -95,11 +96,21 @@ class Table:
     def _of(self, tp: TopicPartition) -> list[Piece]:
         return [piece for piece in self._relatives(tp.partition) if piece.partition == tp]
 
-    def admit(self, lineage: Lineage, tp: TopicPartition, start: int, end: int, share: Sequence[Interval] = ()) -> bool:
+    def admit(
+        self,
+        lineage: Lineage,
+        tp: TopicPartition,
+        start: int,
+        end: int,
+        share: Sequence[Interval] = (),
+        floor: Sequence[Step] = (),
+    ) -> bool:
         """Return whether records at offsets `start` to `end`, `end` exclusive, may be handed out now.
 
         They could be without the table: their gates are open. What is missing of their keys becomes loads; ask again
-        once these are carried out. `share`: the keys that this member reads of the partition; empty for all.
+        once these are carried out. `share`: the keys that this member reads of the partition; empty for all. `floor`:
+        the offsets from which it reads keys that it has read further than others. In segments that end below, these
+        keys are not wanted: they may be those of another partition since, and of another member.
         """
         self.initial = lineage.initial
         own = self._of(tp)
@@ -108,7 +119,10 @@ class Table:
             if segment.start >= end:
                 break
             keys = held(lineage, tp.partition, segment.layout)
-            wanted = [both for one in share or (SPACE,) if keys and (both := keys.overlap(one)) is not None]
+            read = [Interval(first, last) for first, last, at in floor if segment.end is not None and at >= segment.end]
+            wanted = without(
+                (both for one in share or (SPACE,) if keys and (both := keys.overlap(one)) is not None), read
+            )
             for gap in without(wanted, [piece.interval for piece in own]):
                 if self._is_unflushed(tp.partition % lineage.initial, gap):
                     self.flush_wanted = True
@@ -134,6 +148,18 @@ class Table:
         for gap in outside:
             for piece in self._of(tp):
                 self._cut_out(piece, gap)
+
+    def part(self, tp: TopicPartition, ranges: Sequence[Interval]) -> None:
+        """Drop the keys of a partition in ranges that went to others, and changes of them that are not flushed.
+
+        Their records are not committed: the next owner makes these changes again, and others after them.
+        """
+        for gone in ranges:
+            for piece in self._of(tp):
+                self._cut_out(piece, gone)
+        changes_of = self._changes.get(tp, {})
+        for key in [key for key in changes_of if has(ranges, place_of(key, self.initial)[1])]:
+            self._forget(key, changes_of.pop(key).all)
 
     def release(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the keys of partitions that were revoked or lost, and changes of them that are not flushed."""

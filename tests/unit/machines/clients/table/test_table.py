@@ -223,6 +223,80 @@ def test_a_share_is_all_that_is_loaded_and_kept() -> None:
     assert dict(table.items()) == {key: b"1" if of[key] == 2 else b"2" for key in KEYS if of[key] != 0}
 
 
+def test_changes_of_keys_that_left_do_not_overwrite_what_their_next_owner_has_committed() -> None:
+    """Of records above the stable offset nothing is flushed before a range leaves: its next owner does them again."""
+    lower, upper = cuts(SPACE, 2)
+    table = owning(dict.fromkeys(KEYS, b"0"))
+    table.put(LOWER[0], b"mine", 101)
+    table.put(UPPER[0], b"old", 102)
+    assert flush(table, parent=90) == {}
+    table.part(PARENT, [upper])
+    for call in (table.get, lambda key: table.put(key, b"late", 102)):
+        with pytest.raises(KeyNotOwnedError):
+            call(UPPER[0])
+    assert (table.get(LOWER[0]), table.unflushed_size) == (b"mine", len(LOWER[0]) + len(b"mine"))
+    assert not table.admit(ONE, PARENT, 150, 151) and not table.flush_wanted
+    assert load(table, dict.fromkeys(KEYS, b"theirs")) == [upper]
+    assert table.admit(ONE, PARENT, 150, 151)
+    assert (table.get(LOWER[0]), table.get(UPPER[0])) == (b"mine", b"theirs")
+    wrote = [write for some in table.writes({PARENT: [(*lower, 150), (*upper, 200)]}) for write in some]
+    assert [(write.key, write.value) for write in wrote] == [(LOWER[0], b"mine")]
+
+
+def test_changes_of_keys_that_left_block_no_partition_that_they_move_to() -> None:
+    upper = cuts(SPACE, 2)[1]
+    grown = Lineage.of_ends(1, (1, 2), [{0: 300}])
+    table = owning()
+    table.put(UPPER[0], b"old", 102)
+    table.part(PARENT, [upper])
+    assert (table.unflushed(), table.unflushed_size) == (set(), 0)
+    table.advance(grown, {PARENT: 300})
+    assert not table.admit(grown, CHILD, 0, 1) and not table.flush_wanted
+    assert load(table, {UPPER[0]: b"theirs"}) == [upper]
+    assert table.admit(grown, CHILD, 0, 1)
+    assert table.get(UPPER[0]) == b"theirs"
+
+
+def test_keys_that_left_during_a_flush_are_not_taken_over_from_it() -> None:
+    upper = cuts(SPACE, 2)[1]
+    table = owning()
+    table.put(LOWER[0], b"1", 3)
+    table.put(UPPER[0], b"1", 3)
+    list(table.writes({PARENT: 3}))
+    table.part(PARENT, [upper])
+    assert not table.admit(ONE, PARENT, 3, 5)
+    load(table, {UPPER[0]: b"theirs"})
+    list(table.flushed())
+    assert (table.get(LOWER[0]), table.get(UPPER[0]), table.unflushed_size) == (b"1", b"theirs", 0)
+
+
+def test_what_is_being_loaded_as_some_of_it_leaves_is_loaded_anew() -> None:
+    lower, upper = cuts(SPACE, 2)
+    table = Table()
+    assert not table.admit(ONE, PARENT, 0, 5)
+    (begun,) = table.take_loads()
+    table.part(PARENT, [upper])
+    assert not table.wants(begun)
+    assert not table.admit(ONE, PARENT, 0, 5, [lower])
+    assert load(table, dict.fromkeys(KEYS, b"1")) == [lower]
+
+
+def test_keys_that_were_read_beyond_a_segment_are_not_loaded_for_its_records() -> None:
+    """A range that arrives from behind moves the position back: other keys have left with their segment already."""
+    lower, upper = cuts(SPACE, 2)
+    cut = cuts(upper, 2)[0].end
+    table = Table()
+    table.admit(GROWN, CHILD, 0, 5, [Interval(upper.start, cut)])
+    assert load(table, dict.fromkeys(KEYS, b"1")) == [Interval(upper.start, cut)]
+    moved = next(key for key in UPPER if place_of(key, 1)[1] <= cut)
+    floor = [(0, cut, 12), (cut + 1, SPACE.end, 3)]
+    assert not table.admit(GROWN, PARENT, 3, 12, floor=floor)
+    assert load(table, dict.fromkeys(KEYS, b"2")) == [Interval(cut + 1, SPACE.end), lower]
+    assert table.admit(GROWN, PARENT, 3, 12, floor=floor)
+    assert table.admit(GROWN, CHILD, 0, 5, [Interval(upper.start, cut)])
+    assert table.get(moved) == b"1"
+
+
 def test_keys_of_another_family_are_not_taken() -> None:
     two = Lineage.of_ends(2, (2,))
     table = Table()
