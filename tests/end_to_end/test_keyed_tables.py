@@ -46,7 +46,7 @@ def address(broker: BrokerProcess) -> str:
 class Member(WorkerProcess):
     """A member in a process of its own."""
 
-    def __init__(self, address: str, topic: str, *, parallel: int = 0, **settings: Any) -> None:
+    def __init__(self, address: str, topic: str, *, parallel: int = 0, retry_s: float = 0.02, **settings: Any) -> None:
         self.told: list[dict[str, Any]] = []
         plan = {
             "address": address,
@@ -54,6 +54,7 @@ class Member(WorkerProcess):
             "changelog": f"{topic}-balances",
             "group": topic,
             "parallel": parallel,
+            "retry_s": retry_s,
             "settings": settings,
         }
         super().__init__([sys.executable, "-m", "tests.support.table_worker", json.dumps(plan)])
@@ -135,6 +136,45 @@ def test_each_booking_counts_once_through_crashes_and_resizes(address: str) -> N
 def test_each_booking_counts_once_also_where_members_share_partitions(address: str) -> None:
     """Ranges of keys leave members that have changed more than is committed, as some records are done late."""
     asyncio.run(through_crashes_and_resizes(address, "shared-bookings", (8, 8, 8, 0, 8), allow_key_share=True))
+
+
+def test_each_booking_counts_once_where_ranges_go_and_come_back(address: str) -> None:
+    asyncio.run(through_joins_and_leaves(address, "moving-bookings"))
+
+
+async def through_joins_and_leaves(address: str, topic: str) -> None:
+    """Ranges leave members whose committed offset is behind what they have changed, and come back to them."""
+    async with Admin(address) as admin:
+        await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+
+    def member() -> Member:
+        return Member(address, topic, parallel=8, retry_s=0.4, allow_key_share=True)
+
+    members = [member(), member()]
+    try:
+        bookings = Bookings(address, topic)
+        await bookings.send(500)
+        await eventually(lambda: started(members), "the members did not start")
+        sending = asyncio.create_task(bookings.send(8_000, per_s=600))
+        for _ in range(3):
+            members.append(member())
+            await eventually(lambda: started(members), "a member did not start")
+            await asyncio.sleep(1.5)
+            members[-1].say({"end": True})
+            await eventually(lambda: ended(members[-1]), "a member did not end")
+            await asyncio.sleep(1)
+        await sending
+        await eventually(lambda: processed(address, topic), "the group did not process everything")
+        wrong = [(number, event) for number, member in enumerate(members) for event in member.wrong]
+        found = await changelog_of(address, f"{topic}-balances")
+        assert (wrong, found) == ([], bookings.expected)
+    finally:
+        for each in members:
+            each.kill()
+
+
+async def ended(member: Member) -> bool:
+    return not member.alive
 
 
 async def through_crashes_and_resizes(address: str, topic: str, handlers: Sequence[int], **settings: Any) -> None:

@@ -53,7 +53,7 @@ async def main(plan: dict[str, Any]) -> None:
                 booked(table, record)
                 await asyncio.sleep(0.001)
                 if record.offset % 50 == 7 and record.delivery_count == 1:
-                    raise RejectError(retry_after=0.02)
+                    raise RejectError(retry_after=plan["retry_s"])
 
             await consumer.run(handle, parallel=plan["parallel"])
         while not ended.is_set():
