@@ -549,6 +549,9 @@ def test_the_example_of_balances_ends_well(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the balances are right" in done.stdout
+    assert "Three members share two partitions: 2 partitions, 3 members" in done.stdout
+    drawn = done.stdout.split("Three members share", 1)[1].split("Resized", 1)[0]
+    assert {name for name in "abc" if name * 20 in drawn} == {"a", "b", "c"}, drawn  # None of them is idle.
     assert "At every moment" in done.stdout
 
 
