@@ -13,6 +13,7 @@ CONTEXT = "client/consumer/group_context.py"
 
 BY_RULE = "tests/end_to_end/test_keyed_tables_by_rule.py"
 CRASHES = "tests/end_to_end/test_keyed_tables.py::test_each_booking_counts_once_through_crashes_and_resizes"
+UNIT = "tests/unit/client/table"
 WRITE = "                await self._write(producer, {tp: _upto(at) for tp, at in offsets.items()})\n"
 COMMIT = "                await producer.commit_transaction()\n"
 CHECK = "                check_held()\n"
@@ -73,8 +74,13 @@ TABLES = (
     ),
     _seen(
         "offsets are committed without the changes of keys that left meanwhile",
-        "tests/unit/client/table/test_keeper.py",
+        f"{UNIT}/test_keeper.py::test_offsets_of_keys_that_left_meanwhile_are_not_committed_without_their_changes",
         Edit(KEEPER, CHECK, ""),
+    ),
+    _seen(
+        "keys that have left a segment are loaded for its records",
+        f"{UNIT}/test_kept.py::test_keys_that_were_read_beyond_a_segment_are_not_waited_for_with_its_records",
+        Edit(TABLE, "and at >= segment.end]", "and at < 0]"),
     ),
     _seen(
         "a load does not wait for open transactions",
