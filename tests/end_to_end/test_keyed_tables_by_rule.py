@@ -376,6 +376,31 @@ def test_shares_by_hand_each_with_the_entries_of_its_keys_and_its_progress(addre
     asyncio.run(run())
 
 
+def test_what_was_not_committed_of_a_share_by_hand_is_processed_anew_by_another_share(address: str, topic: str) -> None:
+    """Its keys stand where they are committed: their changes since would count twice."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+        lower, upper = cuts(SPACE, 2)
+        low = [key for key in KEYS if spread(murmur2(key), 1) <= lower.end]
+        async with made(address, topic, progress=topic, name=topic) as (consumer, table):
+            for number in (1, 2):
+                await send(address, topic, *KEYS)
+                consumer.assign({topic: []})
+                await count_some(consumer, table, len(KEYS))  # Not committed.
+                consumer.assign({topic: [lower]})
+                await count_some(consumer, table, len(low))
+                assert dict(table.items()) == dict.fromkeys(low, b"%d" % number)
+                await table.flush()
+                consumer.assign({topic: [upper]})
+                await count_some(consumer, table, len(KEYS) - len(low))
+                await table.flush()
+                assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"%d" % number)
+
+    asyncio.run(run())
+
+
 def test_changes_that_were_not_committed_go_with_the_range_of_their_keys(address: str, topic: str) -> None:
     """When the range comes back, they must not overwrite what its owner in between has committed."""
 

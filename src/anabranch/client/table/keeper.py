@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -97,7 +98,7 @@ class Keeper:
         if self.transactional_id is None and (group is None or group.subscription is None):
             text = "nothing but a transactional_id keeps an old owner from writing where there is no group to join"
             raise ApiError(ErrorCode.INVALID_REQUEST, f"{text}: give the table one, or subscribe the consumer")
-        if self._standalone is not None and not self._standalone.is_known(self.run, self._take_over):
+        if self._standalone is not None and not self._standalone.is_known(self.run, self._take_over, self.released):
             return []
         processed = self.driver.consumed()
         refused: set[TopicPartition] = set()
@@ -142,7 +143,8 @@ class Keeper:
             return
         positions = self._standalone.changed(self.driver.consumed(), self.unflushed())
         if positions:
-            await self.commit(self._standalone.commit_of(positions), group_of(self._standalone.name))
+            offsets, group = self._standalone.commit_of(positions), group_of(self._standalone.name)
+            await self.commit(offsets, group, partial(self._standalone.check_held, positions))
             self._standalone.committed(positions)
 
     async def close(self) -> None:

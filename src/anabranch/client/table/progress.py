@@ -1,12 +1,13 @@
 """How far a consumer without a group has processed its shares: offsets by key range of a group without members.
 
 A consumer begins where its keys stand. It cannot begin at two offsets of one partition: where its share was cut anew,
-and its keys do not stand at one offset, it says so.
+and its keys do not stand at one offset, it says so. It begins there also where it has processed more of the same
+partition by another share: what was not committed of that is dropped, with its changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
@@ -31,11 +32,22 @@ class Progress:
         self._asking = False
 
     def is_known(
-        self, run: Callable[[Coroutine[Any, Any, None]], None], take_over: Callable[[], Awaitable[None]]
+        self,
+        run: Callable[[Coroutine[Any, Any, None]], None],
+        take_over: Callable[[], Awaitable[None]],
+        release: Callable[[Iterable[TopicPartition]], None],
     ) -> bool:
-        """Whether the consumer stands where its keys do; if not, begin to find out, after `take_over`."""
+        """Whether the consumer stands where its keys do; if not, begin to find out, after `take_over`.
+
+        `release` is called with partitions that are assigned no more, or with another share.
+        """
         wanted = {tp: self._driver.fetcher.share_of(tp) for tp in self._driver.fetcher.assignment}
-        self._known = {tp: share for tp, share in self._known.items() if wanted.get(tp) == share}
+        gone = [tp for tp, share in self._known.items() if wanted.get(tp) != share]
+        if gone:
+            for tp in gone:
+                del self._known[tp]
+                self._committed.pop(tp, None)
+            release(gone)
         missing = {tp: share for tp, share in wanted.items() if tp not in self._known}
         if missing and not self._asking:
             self._asking = True
@@ -62,10 +74,22 @@ class Progress:
                 continue
             if at.offset >= 0:
                 offset = self._start(tp, at, share or (SPACE,))
-                self._driver.moved_by_hand(tp)
-                self._driver.fetcher.seek(tp, offset)
+                self._seek(tp, offset)
                 self._committed[tp] = offset
+            elif self._driver.fetcher.position(tp) is not None:
+                self._seek(tp, self._driver.fetcher.first_position(tp))
             self._known[tp] = share
+
+    def _seek(self, tp: TopicPartition, offset: int) -> None:
+        self._driver.moved_by_hand(tp)
+        self._driver.fetcher.seek(tp, offset)
+
+    def check_held(self, positions: Iterable[TopicPartition]) -> None:
+        """Raise if some partitions are assigned no more, or with another share: their changes are gone."""
+        gone = [tp for tp in positions if tp not in self._known]
+        if gone:
+            text = f"offsets of {', '.join(map(str, gone))} were not committed: they were assigned anew meanwhile"
+            raise ApiError(ErrorCode.INVALID_REQUEST, text)
 
     def _start(self, tp: TopicPartition, at: OffsetAndMetadata, share: Sequence[Interval]) -> int:
         steps = at.shares or [(*SPACE, at.offset)]

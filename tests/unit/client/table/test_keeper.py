@@ -60,9 +60,9 @@ class Transactions:
 class World:
     """The table of a member of a group that reads all of a partition, with a change of a low and of a high key."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.consumer = Consumer("127.0.0.1:1", group_id="g")
-        table = KeyedTable(self.consumer, "c", "t")
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **alone: str) -> None:
+        self.consumer = Consumer("127.0.0.1:1", group_id=None if alone else "g")
+        table = KeyedTable(self.consumer, "c", "t", **alone)  # type: ignore[arg-type]
         self.keeper = cast(Keeper, self.consumer.driver.state)
         self.kept: Kept = table._kept
         machine, lineage = self.kept.machine, Lineage.of_ends(1, (1,))
@@ -132,6 +132,28 @@ def test_ranges_that_leave_take_their_state_along_and_the_others_stay_in_memory(
         with pytest.raises(KeyNotOwnedError):
             world.kept.get(HIGH)
         assert world.kept.machine.unflushed_size == len(LOW) + 1
+        await world.consumer.close()
+
+    asyncio.run(scenario())
+
+
+def test_offsets_of_a_share_by_hand_that_was_assigned_anew_meanwhile_are_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        world = World(monkeypatch, progress="p", transactional_id="p-1")
+        standalone = world.keeper._standalone
+        assert standalone is not None
+        standalone._known[TP] = ()
+        monkeypatch.setattr(world.consumer.driver, "consumed", lambda: {TP: 3})
+
+        def assign_nothing() -> None:
+            assert standalone.is_known(world.keeper.run, world.keeper._take_over, world.keeper.released)
+
+        world.producer.begun = assign_nothing
+        with pytest.raises(ApiError, match="t-0 were not committed: they were assigned anew meanwhile"):
+            await world.keeper.flush()
+        assert world.producer.asked == ["abort"]
         await world.consumer.close()
 
     asyncio.run(scenario())
