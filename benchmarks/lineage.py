@@ -12,11 +12,10 @@ import asyncio
 import json
 import multiprocessing
 import random
-import sqlite3
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from ctypes import c_double, c_int
 from functools import partial
@@ -32,6 +31,7 @@ from anabranch.server.broker import Broker
 from anabranch.server.settings import Settings
 from anabranch.storage.directory import METADATA_FILE
 from anabranch.storage.log.epochs import FILE, LeaderEpochs
+from anabranch.storage.metadata.table import read_tree, write_nodes
 from benchmarks.harness import Bar, Result, Scale, compare
 from tests.support.wire import WireClient, batch
 
@@ -128,24 +128,15 @@ def prepare(data: Path, sizes: Sizes) -> int:
         for partition, numbers in held.items():
             client.produce(TOPIC, partition, batch([b""] * (len(numbers) + 1)))
     newest = layouts[-1].number
-    database = sqlite3.connect(data / METADATA_FILE)
-    with database:
-
-        def change(path: str, made: Callable[[bytes], bytes]) -> None:
-            (before,) = database.execute("SELECT data FROM node WHERE path = ?", (path,)).fetchone()
-            database.execute("UPDATE node SET data = ? WHERE path = ?", (made(bytes(before)), path))
-
-        def resized(before: bytes) -> bytes:
-            topic = read_topic(TOPIC, before)
-            ended: EndedEpochs = dict.fromkeys(topic.partitions, (EpochRun(0, 0, newest),))
-            raw = put_topic(topic.__class__(TOPIC, topic.topic_id, topic.partitions, 1, layouts, ended)).data
-            return json.dumps({**json.loads(raw), "initial_partition_count": sizes.partitions // 2}).encode()
-
-        change(topic_path(TOPIC), resized)
-        for partition in held:
-            path = partition_path(TOPIC, partition)
-            change(path, lambda before: json.dumps({**json.loads(before), "leader_epoch": newest}).encode())
-    database.close()
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None
+    topic = read_topic(TOPIC, found.sound[topic_path(TOPIC)].data)
+    ended: EndedEpochs = dict.fromkeys(topic.partitions, (EpochRun(0, 0, newest),))
+    raw = put_topic(topic.__class__(TOPIC, topic.topic_id, topic.partitions, 1, layouts, ended)).data
+    changed = {topic_path(TOPIC): {**json.loads(raw), "initial_partition_count": sizes.partitions // 2}}
+    for path in (partition_path(TOPIC, partition) for partition in held):
+        changed[path] = {**json.loads(found.sound[path].data), "leader_epoch": newest}
+    write_nodes(data / METADATA_FILE, {path: json.dumps(node).encode() for path, node in changed.items()})
     for partition, numbers in held.items():
         epochs = LeaderEpochs((number, offset) for offset, number in enumerate([*numbers, newest]))
         log = data / f"{TOPIC}-{partition}"

@@ -18,6 +18,7 @@ import pytest
 
 from anabranch.client import Admin, Consumer, Producer, TopicPartition
 from tests.support.broker import BrokerProcess, running
+from tests.support.thorough import THOROUGH
 from tests.support.worker_process import WorkerProcess
 
 QUICK = {
@@ -133,6 +134,7 @@ def test_each_booking_counts_once_through_crashes_and_resizes(address: str) -> N
     asyncio.run(through_crashes_and_resizes(address, "bookings", (0, 0, 8)))
 
 
+@pytest.mark.skipif(not THOROUGH, reason="make conformance; the next test has the rule")
 def test_each_booking_counts_once_also_where_members_share_partitions(address: str) -> None:
     """Ranges of keys leave members that have changed more than is committed, as some records are done late."""
     asyncio.run(through_crashes_and_resizes(address, "shared-bookings", (8, 8, 8, 0, 8), allow_key_share=True))

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.directories import KINDS, LEFT_OUT, Case
+from tests.support.thorough import thorough
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(thorough(6, 3)))
 def test_what_was_acknowledged_is_there_or_a_sentence_tells_why_not(tmp_path: Path, seed: int) -> None:
     path = tmp_path / "data"
     path.mkdir()

@@ -205,6 +205,7 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
         self,
         decide: Callable[[Coordinator, int], Outcome[Any, CoordinatorRecord]],
         weigh: Callable[[Coordinator], int] | None = None,
+        look: Callable[[], None] | None = None,
     ) -> Any:
         broker, world = self.broker, self.broker.world
         if broker.shard is not self:  # Its process is dead, and thawed at the end of the simulation to be cancelled.
@@ -212,7 +213,7 @@ class WatchedShard(Shard[Coordinator, CoordinatorRecord]):
         try:
             machine = self._machine
             assert machine is None or isinstance(machine, WatchedCoordinator)
-            return super().ask(decide, weigh)
+            return super().ask(decide, weigh, look)
         except ApiError:
             raise
         except Exception as error:

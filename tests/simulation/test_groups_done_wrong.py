@@ -106,7 +106,7 @@ def hasty() -> AbstractContextManager[object]:
 
 def trusting() -> AbstractContextManager[object]:
     """Every committer counts as a member."""
-    return mock.patch.object(offsets, "commit_error", return_value=ErrorCode.NONE)
+    return mock.patch.object(offsets, "request_error", return_value=ErrorCode.NONE)
 
 
 def impatient() -> AbstractContextManager[object]:
