@@ -30,6 +30,7 @@ from anabranch.machines.controller.terms import decide_broker_left, decide_regis
 from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Cuts
+from anabranch.machines.progress import Rewritten
 from anabranch.runtime.metrics import Metrics
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.peers import Peers, retiring_ranges
@@ -279,6 +280,9 @@ class Wire(Peers):
         raise NotImplementedError
 
     def log_start(self, topic: str, partition: int) -> int:
+        raise NotImplementedError
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
         raise NotImplementedError
 
     def log_end(self, topic: str, partition: int) -> int:

@@ -18,6 +18,7 @@ from anabranch.base.ids import NO_LEADER_EPOCH
 from anabranch.machines.clients.fetching import TopicView
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.placement import place
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.records.batch import build
 from tests.support.application_edge import ApplicationEdge, Handed, Partition, Stream
 
@@ -52,6 +53,7 @@ class Log:
     """By offset: the leader epoch, and the record; None for a marker."""
     gone: dict[int, tuple[int, Sent | None]] = field(default_factory=dict)
     """The records that were deleted, or compacted away: members that had fetched them hand them out."""
+    rewritten: Rewritten = NEVER_REWRITTEN
 
     def append(self, record: Sent | None) -> int:
         """Append a record, or a marker."""
@@ -186,6 +188,7 @@ class Topic:
                 record = log.entries[offset][1]
                 if record is not None and record.number < self.sent[record.key] - 1:
                     log.compact_away(offset)
+                    log.rewritten = Rewritten(log.rewritten.stamp + 1, max(log.rewritten.to, end))
                     dropped += 1
         return dropped
 

@@ -490,9 +490,8 @@ class Rules:
             if number != partition and not committed_only:
                 offset = max(offset, edge.read_up_to(topic.topic_id, number, is_committed=topic_id == topic.topic_id))
             positions[number] = self._next_record(topic, number, offset)
-            may_hold = offset < topic.log_start(number) and (topic.topic_id, number) in group.holders
-            if committed_only and may_hold:  # What was deleted, its owner may have fetched before.
-                positions[number] = offset
+            if committed_only and (topic.topic_id, number) in group.holders and self._is_gone(topic, number, offset):
+                positions[number] = offset  # What was deleted, or dropped, its owner may have fetched before.
             if frontier is not None:
                 positions[number] = self._next_by_key(topic, number, frontier, offset, of_keys=not committed_only)
             since_ms = self.positions.moved_ms.get(key, 0) if topic_id == topic.topic_id else 0
@@ -562,6 +561,13 @@ class Rules:
         held = self._held.get((group.group_id, *partition))
         still_ms = 0 if held is None else self.now_ms - max(moved_ms, held.since_ms)
         return still_ms >= self.world.theme.poll_interval_ms
+
+    def _is_gone(self, topic: TopicImage, number: int, offset: int) -> bool:
+        """Whether some records between an offset and the next record were deleted, or compaction has dropped them."""
+        known = self.world.topic_of(topic.topic_id)
+        log = None if known is None else known.logs.get(number)
+        dropped = log is not None and any(map(log.is_compacted_away, range(offset, log.next_record(offset))))
+        return dropped or offset < topic.log_start(number)
 
     def _next_record(self, topic: TopicImage, number: int, offset: int) -> int:
         """The next offset with a record, from a committed one on."""

@@ -204,8 +204,11 @@ def records_are_compacted_away_under_a_slow_owner(*, stock: bool = False) -> Non
         world.resize_to(2)
         world.send_all()
         world.start(GROUP)
-        topic.compact({0: topic.logs[0].end})
+        log, before = topic.logs[0], handed[topic.life, 0]
+        topic.compact({0: log.end})
+        assert all(log.is_compacted_away(offset) for offset in range(before, before + 4))
         world.until(lambda: world.missing() is None, 2 * POLL_INTERVAL_MS)
+        assert handed[topic.life, 0] >= before + 4, "nothing was handed out that was dropped"
 
 
 def another_owner_has_all_its_time() -> None:

@@ -22,6 +22,7 @@ from anabranch.machines.groups.consumer.group import ConsumerGroup, GroupState
 from anabranch.machines.groups.image import Image, TopicImage
 from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.key_ranges import NONE, WHOLE, Ranges, common, union
+from anabranch.machines.progress import NEVER_REWRITTEN
 from tests.simulation.groups_client import Client, SimAssignor
 from tests.simulation.groups_clock import Chance
 from tests.simulation.groups_incidents import INCIDENTS
@@ -576,6 +577,7 @@ def image_of(topic: Topic) -> TopicImage:
         max(*topic.counts, max(topic.logs) + 1),
         topic.accepts_ranges,
         lambda number, _: topic.loads(number),
+        rewritten=lambda number: logs[number].rewritten if number in logs else NEVER_REWRITTEN,
     )
 
 

@@ -29,7 +29,6 @@ from tests.simulation.groups_stories import (
     unread_records_were_deleted,
 )
 from tests.simulation.groups_world import World
-from tests.support.application_edge import OrderError
 
 READS = Subscription(frozenset({"a"}))
 A0, A1 = Owned("a", 0), Owned("a", 1)
@@ -131,7 +130,6 @@ def test_a_story_of_a_group_that_reads_in_order_ends_well(story: Callable[[], No
     story()
 
 
-@pytest.mark.xfail(raises=OrderError, reason="what compaction drops counts as read while its owner may hand it out")
 @pytest.mark.parametrize("stock", [False, True])
 def test_a_story_of_records_that_are_compacted_away_under_a_slow_owner_ends_well(stock: bool) -> None:
     records_are_compacted_away_under_a_slow_owner(stock=stock)

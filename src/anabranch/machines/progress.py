@@ -12,6 +12,11 @@ what lies below (`may_hold`): to where it was when the owner was given the parti
 committed or reported a position there, or the leader had told, before the deletion, that no record was left up to
 there. A position that stays behind opens gates by time, as any other.
 
+So do records that compaction drops, which leave no mark in the log: `next_record` passes over them. The leader tells
+how far its log has been rewritten (`Rewritten`). What an answer passes over above that was never a record; what it
+passes over below counts as read when the owner was given the partition after the last rewriting that the answer may
+have seen, and otherwise as deleted records do.
+
 Where a group has committed nothing in q, its owner's start counts (`start_of`): the start that a consumer of ours has
 reported; for a stock consumer the log start, and from its rebalance timeout on the log end at the moment at which it
 was given q. Nothing is remembered as read: every evaluation begins with what holds at the time.
@@ -29,6 +34,18 @@ NextRecord = Callable[[int], int | None]
 def unknown_next(offset: int) -> None:
     """The `NextRecord` of a caller that knows no answers."""
     del offset
+
+
+class Rewritten(NamedTuple):
+    """Which records of a log compaction may have dropped."""
+
+    stamp: int = 0
+    """Ascending: grows with every rewriting, and when the log is opened."""
+    to: int = 0
+    """The offset from which on it has dropped nothing."""
+
+
+NEVER_REWRITTEN = Rewritten()
 
 
 class Tenure(NamedTuple):

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
 
 from anabranch.base.errors import AnabranchError
+from anabranch.machines.progress import Rewritten
 from anabranch.records.batch import BatchHeader
 from anabranch.runtime.net.channel import FileSlice
 from anabranch.runtime.syncs import Told
@@ -128,6 +129,10 @@ class PartitionLog(Protocol):
     @property
     def log_start(self) -> int:
         """The offset of the first record that may be read."""
+
+    @property
+    def rewritten(self) -> Rewritten:
+        """Which records compaction may have dropped."""
 
     @property
     def end(self) -> int:

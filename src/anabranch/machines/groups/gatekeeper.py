@@ -31,6 +31,7 @@ from anabranch.machines.groups.standing import OPEN_END, At, Standing, readable_
 from anabranch.machines.groups.starts import Starts
 from anabranch.machines.lineage import BEYOND, Frontier
 from anabranch.machines.outcome import Draft, Outcome
+from anabranch.machines.progress import NEVER_REWRITTEN
 
 Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
@@ -389,7 +390,10 @@ class Gatekeeper:
                 ends[number] = readable_end(topic, number)
         for number, next_record in found.items():
             at, end = (topic_id, number), ends[number]
-            if not gates.standing.answered(at, asked[number], next_record, BEYOND if end is None else end):
+            rewritten = NEVER_REWRITTEN if topic is None else topic.rewritten(number)
+            if not gates.standing.answered(
+                at, asked[number], next_record, BEYOND if end is None else end, rewritten=rewritten
+            ):
                 continue
             gates.touched[at] = None
             if at in gates.unsure:

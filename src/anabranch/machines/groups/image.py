@@ -14,6 +14,7 @@ from uuid import UUID
 from anabranch.base.ids import NO_TOPIC_ID
 from anabranch.machines.keyspace import Interval, interval
 from anabranch.machines.lineage import BEYOND, Lineage
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 
 CHANGES_REMEMBERED_MAX = 20_000
 
@@ -71,6 +72,8 @@ class TopicImage:
     """Whether the log of a partition is open: otherwise its start and end are not known, and told as 0."""
     lives: Mapping[int, Life] = field(default_factory=dict)
     """Of partitions that were removed, and made again."""
+    rewritten: Callable[[int], Rewritten] = field(default=lambda _: NEVER_REWRITTEN)
+    """Which records of a partition compaction may have dropped."""
 
     @property
     def was_resized(self) -> bool:

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.lineage import BEYOND
-from anabranch.machines.progress import Tenure, is_stalled, may_hold, progress, start_of
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten, Tenure, is_stalled, may_hold, progress, start_of
 
 At = tuple[UUID, int]
 NEVER = -(1 << 62)
@@ -49,6 +50,11 @@ class Given(NamedTuple):
 
     owner: str
     log_start: int
+    stamp: int = 0
+    """`Rewritten.stamp` at the time: the member has fetched nothing that was dropped before."""
+
+
+UNKNOWN = Given("", -1, -1)
 
 
 class Answer(NamedTuple):
@@ -56,8 +62,20 @@ class Answer(NamedTuple):
 
     offset: int
     next_record: int
-    end: int = BEYOND
+    end: int
     """Where records that can be read ended when it was asked."""
+    told: int
+    """No record ever lay between `offset` and this; from here on to `next_record` compaction may have dropped some."""
+    stamp: int = 0
+    """`Rewritten.stamp` when it was given; 0 where nothing may have been dropped."""
+
+    def after(self, before: Answer | None) -> Answer:
+        """This answer together with one before it, which holds on: both in one where they meet."""
+        if before is None or not before.offset <= self.offset <= before.next_record:
+            return self
+        told = max(before.told, self.told) if self.offset <= before.told else before.told
+        next_record, stamp = max(before.next_record, self.next_record), max(before.stamp, self.stamp)
+        return Answer(before.offset, next_record, self.end, told, stamp)
 
 
 def readable_end(topic: TopicImage, partition: int) -> int:
@@ -181,16 +199,29 @@ class Standing:
     def passed(self, topic: TopicImage, partition: int, raw: int, owner: Owner) -> int:
         """What the position `raw` counts for in the gates of others: its progress, but for what its owner may hold."""
         at, log_start = (topic.topic_id, partition), topic.log_start(partition)
-        member_id = owner(at)[0] if raw < log_start else ""
-        if member_id:
-            given = self.given.get(at)
-            given_at = -1 if given is None or given.owner != member_id else given.log_start
-            first = max(raw, given_at, 0)
-            found = self.next_record(at, first)
-            first = first if found is None else max(first, found)
-            if may_hold(first, log_start, given_at):
+        answer = self.answers.get(at)
+        is_known = raw >= log_start and (answer is None or answer.told >= answer.next_record)
+        member_id = "" if is_known else owner(at)[0]
+        if not member_id:
+            return self.progress(topic, partition, raw)
+        given = self.given.get(at, UNKNOWN)
+        given = given if given.owner == member_id else UNKNOWN
+        next_record = partial(self._never_given, at, given.stamp)
+        if raw < log_start:
+            first = progress(raw, max(given.log_start, 0), next_record)
+            if may_hold(first, log_start, given.log_start):
                 return first
-        return self.progress(topic, partition, raw)
+        return progress(raw, log_start, next_record)
+
+    def _never_given(self, at: At, stamp: int, offset: int) -> int | None:
+        """The next record from an offset on, or the offset where one may have been dropped that the owner still has.
+
+        `stamp`: `Rewritten.stamp` when the owner was given the partition.
+        """
+        found, answer = self.next_record(at, offset), self.answers.get(at)
+        if found is None or answer is None or stamp >= answer.stamp:
+            return found
+        return min(found, max(offset, answer.told))
 
     def next_record(self, at: At, offset: int) -> int | None:
         """The leader's answer for an offset, if it is known."""
@@ -204,12 +235,24 @@ class Standing:
         found, answer = self.next_record(at, offset), self.answers.get(at)
         return found is not None and answer is not None and found < answer.end
 
-    def answered(self, at: At, offset: int, next_record: int, end: int = BEYOND) -> bool:
-        """Take a leader's answer, when records that can be read ended at `end`; whether it says anything new."""
+    def answered(
+        self,
+        at: At,
+        offset: int,
+        next_record: int,
+        end: int = BEYOND,
+        rewritten: Rewritten = NEVER_REWRITTEN,
+    ) -> bool:
+        """Take a leader's answer; whether it says anything new.
+
+        `end`: where records that can be read ended when it was asked. `rewritten`: of the log, not before it answered.
+        """
         before = self.answers.get(at)
-        if before is not None and before.offset <= offset <= before.next_record:
-            offset, next_record = before.offset, max(before.next_record, next_record)
-        self.answers[at] = Answer(offset, next_record, end)
+        if offset >= rewritten.to:
+            answer = Answer(offset, next_record, end, next_record)
+        else:
+            answer = Answer(offset, next_record, end, offset, rewritten.stamp)
+        self.answers[at] = answer.after(before)
         return before != self.answers[at]
 
     # -- owners --------------------------------------------------------------------------------------------------------
@@ -237,8 +280,9 @@ class Standing:
         at, log_start = (topic.topic_id, partition), topic.log_start(partition)
         self.tenures.pop(at, None)
         self.given.pop(at, None)
-        if log_start > 0:
-            self.given[at] = Given(member_id, log_start)
+        rewritten = topic.rewritten(partition)
+        if log_start > 0 or rewritten.to > 0:
+            self.given[at] = Given(member_id, log_start, rewritten.stamp)
 
     def speak(self, member_id: str, now_ms: int) -> None:
         """Note that a member has spoken."""

@@ -135,6 +135,7 @@ class Images:
             loads=partial(self._peers.load, topic.name),
             highest_count=1 + max(count - 1, max(topic.topic.partitions, default=0), *topic.topic.removed),
             accepts_ranges=ranges,
+            rewritten=partial(self._peers.rewritten, topic.name),
             initial=initial,
             lives={
                 number: Life(node.born, node.start_offset)

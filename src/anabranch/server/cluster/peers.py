@@ -20,6 +20,7 @@ from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.keyspace import Interval
 from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.load import UNOBSERVED, PartitionLoad
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from anabranch.server.cluster.lineages import prepare
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView, name_of
@@ -69,6 +70,9 @@ class Peers(Protocol):
 
     def log_start(self, topic: str, partition: int) -> int:
         """The first offset of a partition's log; 0 where it is not known now."""
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
+        """Which records of a partition's log compaction may have dropped; none where it is not known now."""
 
     def log_end(self, topic: str, partition: int) -> int:
         """The end of a partition's log; 0 where it is not known now."""
@@ -162,6 +166,11 @@ class LocalPeers:
         """As `Peers.log_start`."""
         found = self._replicas.get(topic, partition)
         return 0 if found is None else found.log.log_start
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
+        """As `Peers.rewritten`."""
+        found = self._replicas.get(topic, partition)
+        return NEVER_REWRITTEN if found is None else found.log.rewritten
 
     def log_end(self, topic: str, partition: int) -> int:
         """As `Peers.log_end`."""

@@ -17,13 +17,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from anabranch.machines.progress import Rewritten
 from anabranch.records.batch import BatchHeader, headers, stamp
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.syncs import Told
 from anabranch.storage.checkpoints import NOTHING_KNOWN, CheckpointError, Checkpoints
-from anabranch.storage.interface import Appended, IsVoid, LogObserver, Slice, Unobserved, nothing_is_void
+from anabranch.storage.interface import Appended, IsVoid, LogObserver, Slice, T, Unobserved, nothing_is_void
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.dropped import DroppedSegments
 from anabranch.storage.log.epochs import LeaderEpochs
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["Flush", "LocalLog", "OfflineLogError", "OffsetOutOfRangeError"]
 
 logger = logging.getLogger("anabranch.storage.log")
-T = TypeVar("T")
-
 RESUME_INTERVAL_MS = 1_000  # After a failed sync, time between attempts to go on.
 
 
@@ -77,14 +76,11 @@ class LocalLog:
         self.dropped = DroppedSegments(disk)
         self._home = LogHome(disk, directory)
         self._snapshots = Snapshots(disk, directory)
-        self._late_indexes: list[Segment] = []
-        """Finished segments whose index is not synced."""
-        self._generation = 0
-        """Grows when the log is cut or a sync fails: a sync that began before proves nothing about later records."""
+        self._late_indexes: list[Segment] = []  # Finished segments whose index is not synced.
+        self._generation = 0  # Grows when the log is cut or a sync fails: one begun before proves nothing of the rest.
         self._failure: OSError | None = None
         self._tried_at_ms: int | None = None  # To go on after a failed sync.
-        self._doubtful_end = -1
-        """Where the log ended when a sync failed, until the log is resumed."""
+        self._doubtful_end = -1  # Where the log ended when a sync failed, until the log is resumed.
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -139,7 +135,7 @@ class LocalLog:
             visit=visit,
             power_lost=power_lost,
         )
-        self._segments = Segments(recovered)
+        self._segments = Segments(recovered, compact=self._config.compact)
         if not self._segments:
             self._add_segment()
         self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]
@@ -442,6 +438,11 @@ class LocalLog:
     def size(self) -> int:
         """Bytes in all segments."""
         return self._segments.size
+
+    @property
+    def rewritten(self) -> Rewritten:
+        """As `PartitionLog.rewritten`."""
+        return self._segments.rewritten
 
     def delete_before(self, offset: int) -> None:
         """Move the log start to `offset`, durably, and drop the segments below it, but not yet their files."""

@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
 from typing import TYPE_CHECKING
 
 from anabranch.base.errors import DecodeError
+from anabranch.machines.progress import Rewritten
 from anabranch.records.batch import BatchHeader
 from anabranch.storage.interface import Slice
 from anabranch.storage.log.config import LogConfig
@@ -85,20 +87,25 @@ EMPTY_BATCHES_PASSED_MAX = 1_000
 """Batches without records that a read passes over before it gives them: a few milliseconds."""
 SEGMENT_PASSED_COST = 4
 """Such batches that take as long as opening one segment."""
+_STAMPS = count(1)
 
 
 class Segments(list[Segment]):
     """A list of segments: at least one while the log is open, each beginning where the one before it ends."""
 
-    __slots__ = ("_open_for_reading", "_sharing")
+    __slots__ = ("_open_for_reading", "_sharing", "rewritten")
 
     _open_for_reading: Segment | None
     _sharing: SharedFiles | None
+    rewritten: Rewritten
+    """As `PartitionLog.rewritten`."""
 
-    def __init__(self, segments: list[Segment] | None = None) -> None:
-        super().__init__(segments or [])
+    def __init__(self, segments: Sequence[Segment] = (), *, compact: bool = False) -> None:
+        """`compact`: any of them but the newest, which never is, may have been rewritten before."""
+        super().__init__(segments)
         self._open_for_reading = None
         self._sharing = None
+        self.rewritten = Rewritten(next(_STAMPS), self[-1].base_offset if compact and self else 0)
 
     def add(self, segment: Segment) -> Segment:
         """Append a segment, and return it."""
@@ -269,6 +276,7 @@ class Segments(list[Segment]):
         first = next(index for index, old in enumerate(self) if old.base_offset == bases[0])
         segment.owner = self[first].owner
         self[first : first + len(bases)] = [segment]
+        self.rewritten = Rewritten(next(_STAMPS), max(segment.end, self.rewritten.to))
         self.forget_open()
 
     def forget_open(self, segment: Segment | None = None) -> None:

@@ -21,6 +21,7 @@ from anabranch.machines.controller.state import ControllerState, apply
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic
 from anabranch.machines.controller.views import idle
 from anabranch.machines.keyspace import Interval
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.server.cluster.commands import Commands
 from anabranch.server.cluster.controller import Controller
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView
@@ -78,6 +79,9 @@ class PromptPeers:
 
     def log_start(self, topic: str, partition: int) -> int:
         return 0
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
+        return NEVER_REWRITTEN
 
     def log_end(self, topic: str, partition: int) -> int:
         return 0

@@ -25,6 +25,7 @@ from anabranch.machines.controller.state import ControllerState
 from anabranch.machines.controller.terms import decide_register_broker
 from anabranch.machines.controller.topics import CreateTopic, DeleteTopic, decide_create_topic, decide_delete_topic
 from anabranch.machines.keyspace import Interval
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.runtime.clock import Clock
 from anabranch.runtime.disk import Disk
 from anabranch.runtime.metrics import Metrics
@@ -308,6 +309,9 @@ class ForgetfulPeers:
 
     def log_start(self, topic: str, partition: int) -> int:
         return 0
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
+        return NEVER_REWRITTEN
 
     def log_end(self, topic: str, partition: int) -> int:
         return 0

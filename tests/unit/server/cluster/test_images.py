@@ -15,6 +15,7 @@ from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, Co
 from anabranch.machines.controller.nodes import EVERY_BROKER, Topic
 from anabranch.machines.keyspace import SPACE_END, Interval
 from anabranch.machines.lineage import Cuts, Lineage
+from anabranch.machines.progress import Rewritten
 from anabranch.server.cluster.images import MADE_APART_MIN, Images
 from anabranch.server.cluster.peers import Peers
 from anabranch.server.cluster.view import ClusterUpdate
@@ -43,6 +44,9 @@ class Leaders:
 
     def log_start(self, topic: str, partition: int) -> int:
         return 3
+
+    def rewritten(self, topic: str, partition: int) -> Rewritten:
+        return Rewritten(2, 5)
 
     def log_end(self, topic: str, partition: int) -> int:
         return 7
