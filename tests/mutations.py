@@ -40,7 +40,8 @@ BETWEEN = "tests/end_to_end/test_gates_between_members.py"
 COMPACTED = "tests/end_to_end/test_compacted_topics.py"
 LATEST = "tests/end_to_end/test_latest_groups.py"
 STOCK = "tests/end_to_end/test_stock_groups.py"
-STORIES = "tests/simulation/test_groups_stories.py::test_a_story_of_a_group_that_reads_in_order_ends_well"
+STORIES_OF_GROUPS = "tests/simulation/test_groups_stories.py"
+STORIES = f"{STORIES_OF_GROUPS}::test_a_story_of_a_group_that_reads_in_order_ends_well"
 SEEDS = 200
 """Lives, from the seed that finds a mutation out today on."""
 SIMULATOR, END_TO_END = "simulator", "end to end"
@@ -136,7 +137,13 @@ ORDER = (
         "what follows a commit is waited for although nothing of it can be read",
         (Edit("machines/progress.py", "    return at if found is None else max(at, found)\n", "    return at\n"),),
         story("records_before_a_gate_are_compacted_away"),
-        f"{EDGE}::test_a_parent_whose_uncommitted_end_was_compacted_away_holds_nothing_up[stock]",
+        f"{EDGE}::test_a_parent_whose_uncommitted_end_was_compacted_away_holds_nothing_up[ours]",
+    ),
+    Mutation(
+        "what compaction drops counts as read while its owner hands it out",
+        (Edit("machines/groups/standing.py", "answer is None or given.stamp >= answer.stamp:", "True:"),),
+        (*PYTEST, f"{STORIES_OF_GROUPS}::test_a_story_of_records_that_are_compacted_away_under_a_slow_owner_ends_well"),
+        f"{EDGE}::test_records_compacted_away_under_a_slow_owner_come_before_those_that_another_member_waits_with[stock]",
     ),
     Mutation(
         "deleted records count as read while their owner hands them out",

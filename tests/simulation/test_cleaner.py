@@ -55,6 +55,8 @@ class History:
         """What is left of putting new segments in place, while other things happen."""
         self.work: replacing.Work | None = None
         self.saved = 0
+        self.dropped: set[int] = set()
+        self.stamp = 0
         self.open()
 
     def open(self) -> None:
@@ -210,6 +212,10 @@ class History:
             young = self.now_ms - self.appended_at[at] < DELETE_RETENTION_MS
             if at >= log.log_start and (self.records[at][1] is not None or young):
                 assert at in found, "the newest record of a key, or its tombstone, is gone too early"
+        dropped = {at for at in self.records if at >= log.log_start} - found.keys()
+        assert all(at < log.rewritten.to for at in dropped), (log.rewritten, dropped)
+        assert dropped <= self.dropped or log.rewritten.stamp > self.stamp, "records are gone, and nothing tells of it"
+        self.dropped, self.stamp = dropped, log.rewritten.stamp
 
 
 def test_compaction_keeps_the_newest_of_each_key_whatever_happens() -> None:

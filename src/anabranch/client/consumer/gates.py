@@ -14,7 +14,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client.consumer.commits import Commits
 from anabranch.client.consumer.group_context import GroupContext
 from anabranch.client.consumer.offsets import MemberIdentity
-from anabranch.machines.clients.positions import Answer, PositionReports, Question
+from anabranch.machines.clients.positions import NOTHING, Answer, PositionReports, Question
 from anabranch.protocol.messages.consumer_group_position import (
     ConsumerGroupPositionRequest,
     ConsumerGroupPositionRequestPartition,
@@ -172,7 +172,10 @@ class Gates:
             for tp, position in positions.items():
                 topics.setdefault(tp.topic, []).append(
                     ConsumerGroupPositionRequestPartition(
-                        partition=tp.partition, need_position=asked, position=position
+                        partition=tp.partition,
+                        need_position=asked,
+                        position=position,
+                        flushed=NOTHING if asked else question.flushed.get(tp, NOTHING),
                     )
                 )
         ids = self._context.topic_ids([*question.asks, *question.reports])

@@ -11,6 +11,8 @@ of its members is. Reports are due
     (c) when the position passed the end of a segment.
 
 The same conditions make a flush due, measured by the records handed out; with automatic commits, the commit follows.
+Without, a member reports by these conditions, too, up to where the application has flushed its state: of records below
+that are compacted away later it holds none, though nothing is committed.
 What a gate waits on is flushed as soon as the application has all of it. A partition is not reported any longer once a
 position behind all ends was: the coordinator says so if it still wants more.
 
@@ -46,13 +48,17 @@ class Question:
     """For each of them, the offset that the gates of this member wait for."""
     reports: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The wanted partitions of this member, with a position to report or `NOTHING`."""
+    flushed: Mapping[TopicPartition, int] = field(default_factory=dict)
+    """Those of them of which it is to be reported what the application has flushed."""
     final: frozenset[TopicPartition] = frozenset()
     """Those with a position behind the ends of all ended segments."""
 
     def adds_to(self, other: Question) -> bool:
         """Whether this question has an ask or a report that the other has not, or knows less than the other said."""
-        return any(tp not in other.asks or known < other.asks[tp] for tp, known in self.asks.items()) or any(
-            position != NOTHING and other.reports.get(tp) != position for tp, position in self.reports.items()
+        return (
+            any(tp not in other.asks or known < other.asks[tp] for tp, known in self.asks.items())
+            or any(position != NOTHING and other.reports.get(tp) != position for tp, position in self.reports.items())
+            or any(other.flushed.get(tp) != offset for tp, offset in self.flushed.items())
         )
 
 
@@ -98,12 +104,14 @@ class PositionReports:
         self._auto_commit = auto_commit
         self._wanted: set[TopicPartition] = set()
         self._reported: dict[TopicPartition, int] = {}
+        self._told_flushed: dict[TopicPartition, int] = {}
         self._begins = False
         """Whether the next question is the first one of a connection: it says of no position that it is known."""
 
     def restart(self) -> None:
         """Report and ask everything again: the connection to the coordinator, or the coordinator, is a new one."""
         self._reported.clear()
+        self._told_flushed.clear()
         self._begins = True
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -111,6 +119,7 @@ class PositionReports:
         for tp in partitions:
             self._wanted.discard(tp)
             self._reported.pop(tp, None)
+            self._told_flushed.pop(tp, None)
 
     # -- the application's state ---------------------------------------------------------------------------------------
 
@@ -138,7 +147,8 @@ class PositionReports:
                 return True
             if tp in self._wanted and (position == standing.high_watermark or standing.passes(since, position)):
                 return True
-        return standing.flushed < min(progress, position) and self._is_report_due(tp, standing, progress)
+        is_behind = standing.flushed < min(progress, position)
+        return is_behind and self._is_report_due(tp, standing, progress, self._reported)
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -154,6 +164,7 @@ class PositionReports:
                 known = None if self._begins else known_of(tp)
                 asks[tp] = NOTHING if known is None else known
         reports: dict[TopicPartition, int] = {}
+        flushed: dict[TopicPartition, int] = {}
         final: set[TopicPartition] = set()
         for tp in sorted(self._wanted - asks.keys()):
             standing = standing_of(tp)
@@ -161,30 +172,41 @@ class PositionReports:
                 reports[tp] = NOTHING
                 continue
             reports[tp] = self._report(tp, standing)
+            if self._is_flushed_due(tp, standing):
+                flushed[tp] = standing.flushed
             if standing.ends and reports[tp] >= standing.ends[-1]:
                 final.add(tp)
-        return Question(asks, {tp: needs[tp] for tp in asks}, reports, frozenset(final))
+        return Question(asks, {tp: needs[tp] for tp in asks}, reports, flushed, frozenset(final))
 
     def _report(self, tp: TopicPartition, standing: Standing) -> int:
         progress = standing.progress
-        if standing.is_shared or progress is None or not self._is_report_due(tp, standing, progress):
+        if standing.is_shared or progress is None or not self._is_report_due(tp, standing, progress, self._reported):
             return NOTHING
         unflushed = standing.position is not None and standing.flushed < min(progress, standing.position)
         return NOTHING if unflushed else progress
 
-    def _is_report_due(self, tp: TopicPartition, standing: Standing, progress: int) -> bool:
+    def _is_flushed_due(self, tp: TopicPartition, standing: Standing) -> bool:
+        if self._auto_commit or standing.is_shared:
+            return False
+        return self._is_report_due(tp, standing, standing.flushed, self._told_flushed)
+
+    def _is_report_due(
+        self, tp: TopicPartition, standing: Standing, offset: int, reported: Mapping[TopicPartition, int]
+    ) -> bool:
+        """Whether an offset is to be reported, by those that were."""
         if tp not in self._wanted:
             return False
-        reported = self._reported.get(tp)
-        if reported is None:
+        before = reported.get(tp)
+        if before is None:
             return True
-        return progress > reported and (progress == standing.high_watermark or standing.passes(reported, progress))
+        return offset > before and (offset == standing.high_watermark or standing.passes(before, offset))
 
     def answered(self, question: Question, answers: Iterable[Answer]) -> News:
         """Note the coordinator's answer to a question: its reports have arrived."""
         reported = {tp: position for tp, position in question.reports.items() if position != NOTHING}
         wanted = frozenset(self._wanted)
         self._reported.update(reported)
+        self._told_flushed.update(question.flushed)
         self._begins = False
         self._wanted -= question.final
         told: dict[TopicPartition, int] = {}

@@ -237,6 +237,8 @@ def _taken(
                 listed.add(at)
                 if part.position >= 0:
                     _report(keeper, group, gates, topic, at, member_id, part.position)
+                if 0 <= part.flushed <= topic.log_end(at[1]) and gates.standing.let_go(at, member_id, part.flushed):
+                    gates.touched[at] = None
         topics.append((asked.topic, topic, tuple(needed)))
     return Question(member_id, ticket, tuple(topics), known, frozenset(listed))
 

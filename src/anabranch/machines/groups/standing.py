@@ -46,15 +46,16 @@ class Report(NamedTuple):
 
 
 class Given(NamedTuple):
-    """Where a partition began when a member was given it: below that the member has fetched nothing."""
+    """What is known of the records that a member may hold since it was given a partition."""
 
     owner: str
-    log_start: int
-    stamp: int = 0
-    """`Rewritten.stamp` at the time: the member has fetched nothing that was dropped before."""
+    begins: int
+    """Below that it holds none: where the partition began at the time, or what its application has flushed since."""
+    stamp: int = -1
+    """`Rewritten.stamp` at the time: the member has fetched nothing that was dropped before. -1 if unknown."""
 
 
-UNKNOWN = Given("", -1, -1)
+UNKNOWN = Given("", -1)
 
 
 class Answer(NamedTuple):
@@ -206,22 +207,19 @@ class Standing:
             return self.progress(topic, partition, raw)
         given = self.given.get(at, UNKNOWN)
         given = given if given.owner == member_id else UNKNOWN
-        next_record = partial(self._never_given, at, given.stamp)
+        next_record = partial(self._next_not_held, at, given)
         if raw < log_start:
-            first = progress(raw, max(given.log_start, 0), next_record)
-            if may_hold(first, log_start, given.log_start):
+            first = progress(raw, max(given.begins, 0), next_record)
+            if may_hold(first, log_start, given.begins):
                 return first
         return progress(raw, log_start, next_record)
 
-    def _never_given(self, at: At, stamp: int, offset: int) -> int | None:
-        """The next record from an offset on, or the offset where one may have been dropped that the owner still has.
-
-        `stamp`: `Rewritten.stamp` when the owner was given the partition.
-        """
+    def _next_not_held(self, at: At, given: Given, offset: int) -> int | None:
+        """The next record from an offset on, or the offset where one may have been dropped that the owner still has."""
         found, answer = self.next_record(at, offset), self.answers.get(at)
-        if found is None or answer is None or stamp >= answer.stamp:
+        if found is None or answer is None or given.stamp >= answer.stamp:
             return found
-        return min(found, max(offset, answer.told))
+        return min(found, max(offset, answer.told, given.begins))
 
     def next_record(self, at: At, offset: int) -> int | None:
         """The leader's answer for an offset, if it is known."""
@@ -283,6 +281,14 @@ class Standing:
         rewritten = topic.rewritten(partition)
         if log_start > 0 or rewritten.to > 0:
             self.given[at] = Given(member_id, log_start, rewritten.stamp)
+
+    def let_go(self, at: At, member_id: str, flushed: int) -> bool:
+        """Note that the owner of a partition holds nothing below `flushed`; whether that is new."""
+        given = self.given.get(at, UNKNOWN)
+        if given.owner != member_id:
+            given = UNKNOWN._replace(owner=member_id)
+        self.given[at] = given._replace(begins=max(given.begins, flushed))
+        return self.given[at] != given
 
     def speak(self, member_id: str, now_ms: int) -> None:
         """Note that a member has spoken."""

@@ -23,6 +23,8 @@ class ConsumerGroupPositionRequestPartition:
     partition: int = int32()
     need_position: bool = boolean()
     position: int = int64(default=-1)
+    flushed: int = int64(tag=10000, default=-1)
+    """Of an owned partition: below, the member holds no record that is not processed yet. -1: nothing new."""
 
 
 @struct()

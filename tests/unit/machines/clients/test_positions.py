@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.clients.fetching.gating import Standing
 from anabranch.machines.clients.positions import NOTHING, Answer, Lift, PositionReports, Question
@@ -246,3 +248,30 @@ def test_a_partition_that_the_coordinator_does_not_know_calls_for_new_metadata()
     assert member.news.missing == {P1} and member.news.told == {P0: 3}
     member.hear(WANTED)
     assert not member.news.missing
+
+
+def test_what_is_flushed_is_reported_where_the_application_commits_by_hand() -> None:
+    """By the same conditions as a position, and none of it is one."""
+    member = Member(auto_commit=False, p0=at(7, progress=1, flushed=7))
+    assert member.hear(WANTED).flushed == {}
+    asked = member.hear()
+    assert (asked.reports, asked.flushed) == ({P0: 1}, {P0: 7})
+    asked = member.question()
+    assert (asked.reports, asked.flushed) == ({P0: NOTHING}, {}) and not asked.adds_to(Question())
+    member.standings[P0] = at(12, progress=1, flushed=9)
+    assert member.question().flushed == {}, "it has passed no end, and is not at that of the log"
+    member.standings[P0] = at(12, progress=1, flushed=12)
+    asked = member.question()
+    assert (asked.reports, asked.flushed) == ({P0: NOTHING}, {P0: 12}) and asked.adds_to(Question())
+    member.hear()
+    member.reports.restart()
+    assert member.question().flushed == {P0: 12}, "the coordinator may be another one"
+
+
+def test_what_is_flushed_is_not_reported_where_a_commit_follows_or_others_have_other_keys() -> None:
+    member = Member(p0=at(7, progress=1, flushed=7))
+    member.hear(WANTED)
+    assert member.question().flushed == {}
+    member = Member(auto_commit=False, p0=replace(at(7, progress=1, flushed=7), is_shared=True))
+    member.hear(WANTED)
+    assert member.question().flushed == {}

@@ -60,6 +60,7 @@ class Asking(GroupWorld):
         *,
         needs: Iterable[tuple[int, int]] = (),
         reports: Iterable[tuple[int, int]] = (),
+        flushed: Iterable[tuple[int, int]] = (),
         wait_ms: int = 10_000,
         by_id: bool = True,
     ) -> ConsumerGroupPositionResponse | int:
@@ -67,6 +68,7 @@ class Asking(GroupWorld):
         parts = [
             *(ConsumerGroupPositionRequestPartition(partition=n, need_position=True, position=p) for n, p in needs),
             *(ConsumerGroupPositionRequestPartition(partition=n, position=p) for n, p in reports),
+            *(ConsumerGroupPositionRequestPartition(partition=n, flushed=at) for n, at in flushed),
         ]
         said: dict[str, Any] = {"topic_id": FOO} if by_id else {}
         request = ConsumerGroupPositionRequest(

@@ -19,6 +19,7 @@ from anabranch.machines.groups.settings import GroupSettings
 from anabranch.machines.groups.settling import GROUPS_AT_A_TIME
 from anabranch.machines.groups.standing import Owner, Standing
 from anabranch.machines.lineage import Lineage
+from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
     OffsetDeleteRequestPartition,
@@ -50,6 +51,7 @@ class Topic:
         self.cuts: list[Mapping[int, int]] = []
         self.starts: dict[int, int] = {}
         self.ends: dict[int, int] = {}
+        self.rewritten: dict[int, Rewritten] = {}
         self.version = 1
 
     def resize(self, count: int) -> Image:
@@ -75,6 +77,7 @@ class Topic:
             lambda number: self.starts.get(number, 0),
             lambda number: self.ends.get(number, 0),
             self.counts[0] if resized else 0,
+            rewritten=lambda number: self.rewritten.get(number, NEVER_REWRITTEN),
         )
         return Image(self.version, {"foo": made})
 
