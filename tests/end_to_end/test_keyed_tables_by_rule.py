@@ -32,7 +32,8 @@ from anabranch.client import (
 )
 from anabranch.client import sync as plain
 from anabranch.machines.keyspace import SPACE, Interval, cuts, spread
-from anabranch.records.hashing import murmur2
+from anabranch.machines.placement import place
+from anabranch.records.hashing import murmur2, placement_hash
 from tests.end_to_end.test_keyed_tables import QUICK, changelog_of
 from tests.support.broker import ROOT, BrokerProcess, running
 from tests.support.examples import python_examples
@@ -397,6 +398,35 @@ def test_what_was_not_committed_of_a_share_by_hand_is_processed_anew_by_another_
                 await count_some(consumer, table, len(KEYS) - len(low))
                 await table.flush()
                 assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"%d" % number)
+
+    asyncio.run(run())
+
+
+def test_what_was_not_committed_of_a_partition_by_hand_is_processed_anew_when_it_is_assigned_again(
+    address: str, topic: str
+) -> None:
+    """With a group that commits for it and no members: what it gave up it kept, and counted on."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=2)
+        keys = [[key for key in KEYS if place(placement_hash(key), 2, 2) == number] for number in (0, 1)]
+        async with Consumer(
+            address, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False
+        ) as consumer:
+            table = KeyedTable(consumer, f"{topic}-counts", topic, transactional_id=topic)
+            for number in (1, 2):
+                await send(address, topic, *KEYS)
+                consumer.assign(topic)
+                await count_some(consumer, table, len(KEYS))  # Not committed.
+                consumer.assign([(topic, 1)])
+                assert dict(table.items()) == dict.fromkeys(keys[1], b"%d" % number)
+                await table.flush()
+                consumer.assign(topic)
+                await count_some(consumer, table, len(keys[0]))
+                assert dict(table.items()) == dict.fromkeys(KEYS, b"%d" % number)
+                await table.flush()
+        assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"2")
 
     asyncio.run(run())
 

@@ -150,11 +150,9 @@ class Consumer:
         parts = [assignment] if isinstance(assignment, str) else list(assignment)
         topics = [part for part in parts if isinstance(part, str)]
         pairs = [TopicPartition(*part) for part in parts if not isinstance(part, str)]
-        before = self._fetcher.assignment
+        before = self.key_ranges()
         self._fetcher.assign(pairs, topics, awaiting=self._group is not None, shares=shares)
-        self._handout.dropped(set(before).difference(self._fetcher.assignment))
-        if self._driver.unfinished is not None:
-            self._driver.unfinished.retain(self._fetcher.assignment)
+        self._driver.assigned_anew(before)
 
     def _assign_any(self, assignment: Assignment) -> None:
         if isinstance(assignment, Mapping):

@@ -19,14 +19,16 @@ from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.consumer.asked import wanted_fields
 from anabranch.client.consumer.group import Group
 from anabranch.client.consumer.handout import Handout
+from anabranch.client.consumer.listeners import Shares
 from anabranch.client.consumer.record import Record
 from anabranch.client.consumer.state import KeptState
 from anabranch.client.consumer.unfinished import Unfinished
 from anabranch.client.settings import ConsumerSettings, taken
 from anabranch.machines.clients.fetching import Deliverable, Fetch, Fetcher, FetcherSettings, FetchResult, Lookup
 from anabranch.machines.clients.fetching.assigning import NO_RANGES
-from anabranch.machines.clients.key_ranges import KeyRanges
+from anabranch.machines.clients.key_ranges import KeyRanges, places
 from anabranch.machines.clients.processing import Ranges
+from anabranch.machines.key_ranges import without
 from anabranch.protocol.messages.fetch import (
     FetchPartition,
     FetchRequest,
@@ -85,6 +87,18 @@ class FetchingDriver:
             self.unfinished.forget(partitions)
         if self.state is not None:
             self.state.released(partitions)
+
+    def assigned_anew(self, before: Shares) -> None:
+        """Drop what was assigned by hand before and is not now, with changes of its state: they are not committed."""
+        now = {tp: self.fetcher.granted_share(tp) for tp in self.fetcher.assignment}
+        whole = tuple(tp for tp in before if tp not in now)
+        left = {tp: without(places(share), places(now[tp])) for tp, share in before.items() if tp in now}
+        partly = {tp: keys for tp, keys in left.items() if keys}
+        self.dropped(whole)
+        if self.group is not None:
+            self.group.given_up((*whole, *partly), whole)
+        for tp, keys in partly.items():
+            self.narrowed(tp, keys)
 
     def deliverable(self) -> list[Deliverable]:
         """Return the records that can be handed out: their gates are open, and the state of their keys is there."""

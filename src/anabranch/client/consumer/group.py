@@ -265,15 +265,16 @@ class Group:
         context.fetcher.withdraw(names, partly)
         whole = tuple(name for name in names if name not in partly)
         context.host.dropped(whole)
-        self._forget(names, whole)
+        self.given_up(names, whole)
         for name, keys in partly.items():
             context.host.narrowed(name, keys)
 
     def topic_made_again(self, partitions: tuple[TopicPartition, ...]) -> None:
         """Forget what was committed, or was to be, in partitions whose topic is another one now."""
-        self._forget(partitions, partitions)
+        self.given_up(partitions, partitions)
 
-    def _forget(self, names: tuple[TopicPartition, ...], whole: tuple[TopicPartition, ...]) -> None:
+    def given_up(self, names: tuple[TopicPartition, ...], whole: tuple[TopicPartition, ...]) -> None:
+        """Forget what was committed, or was to be, in these partitions, or ranges of them; all of those in `whole`."""
         context = self._context
         context.note_drop(names, whole)
         self._gates.dropped(whole)
