@@ -365,6 +365,11 @@ def _is_start(name: str) -> bool:
     return name.startswith("starting")
 
 
+def reads(options: Options, topic: str) -> bool:
+    """Whether the options of a query name a topic, or match it."""
+    return topic in options.topics if options.pattern is None else _matcher(options.pattern)(topic)
+
+
 def _matcher(pattern: str) -> Callable[[str], bool]:
     try:
         return compile_pattern(pattern)

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -65,7 +66,7 @@ from anabranch.spark.pushdown import Pushed
 from anabranch.spark.reader import ReadSettings, read_task
 from anabranch.spark.sink.options import parse as parse_sink
 from anabranch.spark.sink.writer import BatchWriter, StreamWriter
-from anabranch.spark.snapshot import NO_OFFSETS, SnapshotReader
+from anabranch.spark.snapshot import NO_OFFSETS, SnapshotReader, reads
 from anabranch.spark.workers import Sent, set_imports_aside
 
 FORMAT = "anabranch"
@@ -341,7 +342,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         snapshots = self._read_snapshots(known)
         with collector_paused():
-            reach = extent(snapshots, known, rows, assigned=self.options.assign, horizon=self._horizon)
+            reach = extent(
+                snapshots,
+                known,
+                rows,
+                assigned=self.options.assign,
+                horizon=self._horizon,
+                reads=partial(reads, self.options),
+            )
         self._report(reach.losses)
         self._reached = reach.end
         if start == self._initial:  # Spark runs a first micro-batch in any case.
@@ -377,7 +385,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             snapshots = self._read_snapshots(finish)
         begin, there = _still_there(begin, snapshots), _still_there(finish, snapshots)
         self._report(lost_between(snapshots, begin, finish))
-        first = {topic: known.offsets for topic, known in begin.items()}
+        first = {topic: known.standing for topic, known in begin.items()}
         last = {topic: known.offsets for topic, known in there.items()}
         return self._tasks({topic: snapshots[topic] for topic in there}, first, last, whole=False)
 

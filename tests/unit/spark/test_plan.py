@@ -11,6 +11,7 @@ from anabranch.machines.lineage import Lineage
 from anabranch.spark.plan import (
     WHOLE,
     DataLossError,
+    Extent,
     KeyRange,
     Loss,
     Read,
@@ -279,6 +280,51 @@ def test_a_partition_that_may_have_been_there_before_the_layouts_that_are_left_o
     found = query_positions(there, known, frozenset({0, 3}))
     assert [(each.partition, each.wanted) for each in found.losses] == ([] if wanted is None else [(3, wanted)])
     assert found.positions == {0: 9, 3: 50}
+
+
+def goes_on(known: TopicOffsets, there: TopicSnapshot, assigned: set[int] | None) -> Extent:
+    """The next micro-batch, after a restart: what is known comes from the checkpoint."""
+    start = offsets_from_json(json.loads(json.dumps(offsets_to_json({"t": known}))))
+    return extent({"t": there}, start, assigned=None if assigned is None else {"t": frozenset(assigned)})
+
+
+@pytest.mark.parametrize("again", [{0, 1}, None])
+def test_a_partition_that_was_left_out_for_a_while_is_read_on_where_it_was_left(again: set[int] | None) -> None:
+    """It was read again from its log start."""
+    known = goes_on(TopicOffsets({}, "id"), flat({0: 9, 1: 20}), {0, 1}).end["t"]
+    for end in (15, 30):
+        known = goes_on(known, flat({0: end, 1: 40}), {0}).end["t"]
+        assert (known.offsets, known.left) == ({0: end}, {1: 20})
+    found = goes_on(known, flat({0: 30, 1: 40}, {0: 0, 1: 5}), again)
+    after = found.end["t"]
+    assert (found.losses, after.offsets, after.left) == ((), {0: 30, 1: 40}, {})
+    assert known.standing == {0: 30, 1: 20}, "the first offsets of the tasks"
+    assert not lost_between({"t": flat({0: 30, 1: 40}, {0: 0, 1: 20})}, {"t": known}, {"t": after})
+    (lost,) = goes_on(known, flat({0: 30, 1: 40}, {0: 0, 1: 25}), again).losses
+    assert (lost.partition, lost.wanted, lost.available) == (1, 20, 25), "what was deleted while it was left out"
+
+
+def test_a_partition_that_was_removed_while_it_was_left_out_is_a_loss_when_it_is_wanted_again() -> None:
+    lineage = Lineage.of_cuts(1, (2, 1), {})
+    there = TopicSnapshot("t", "id", lineage, {0: 0}, {0: 30}, removed={1: 40}, elastic=True)
+    known = TopicOffsets({0: 9}, "id", 1, removed={}, partitions=2, left={1: 20})
+    left_out = goes_on(known, there, {0})
+    assert not left_out.losses and left_out.end["t"].left == {1: 20}
+    (lost,) = goes_on(left_out.end["t"], there, None).losses
+    assert (lost.partition, lost.wanted) == (1, 20)
+
+
+def test_a_topic_that_the_options_leave_out_for_a_while_is_no_loss_and_is_read_on_where_it_was_left() -> None:
+    """It counted as deleted."""
+    known = {"t": TopicOffsets({0: 9, 1: 4}, "id", 1, {0: 12}), "u": TopicOffsets({0: 3}, "u")}
+    other = replace(flat({0: 5}), topic="u", topic_id="u")
+    found = extent({"u": other}, known, reads=lambda topic: topic == "u")
+    assert not found.losses and found.end["t"].left == {0: 9, 1: 4} and not found.end["t"].offsets
+    assert not lost_between({"u": other}, known, found.end)
+    assert extent({"u": other}, found.end, reads=lambda topic: topic == "u").end["t"] == found.end["t"]
+    later = extent({"u": other, "t": flat({0: 12, 1: 4})}, found.end)
+    assert (later.losses, later.end["t"].offsets, later.end["t"].left) == ((), {0: 12, 1: 4}, {})
+    assert [each.topic for each in extent({"u": other}, known).losses] == ["t"], "one that the options name is deleted"
 
 
 def test_offsets_note_how_many_partitions_there_were_and_so_tell_new_ones_where_no_lineage_is_kept() -> None:

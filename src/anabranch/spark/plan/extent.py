@@ -8,7 +8,7 @@ them, so that the records behind the gate would be late when they come. Only a g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from anabranch.base.ids import TopicPartition
@@ -33,10 +33,12 @@ def extent(
     *,
     assigned: Mapping[str, frozenset[int]] | None = None,
     horizon: Mapping[str, Mapping[int, int]] | None = None,
+    reads: Callable[[str], bool] = lambda _: True,
 ) -> Extent:
     """Choose the end of the micro-batch that begins at `start`, of at most `limit` offsets.
 
-    `horizon` holds the log ends not to read beyond; a partition without an entry is not read. The limit is shared in
+    `horizon` holds the log ends not to read beyond; a partition without an entry is not read. `reads` tells of a topic
+    of `start` without a snapshot whether the query would read it: then it was deleted. The limit is shared in
     proportion to the readable offsets. Every partition with readable offsets gets at least one, or, if the limit is
     smaller than their number, gets one in turn.
     """
@@ -55,11 +57,14 @@ def extent(
             ends = {p: min(ends[p], known.get(p, position)) for p, position in found.positions.items()}
         readable = _readable(snapshot, found.positions, ends)
         open_.update((TopicPartition(topic, p), readable[p] - position) for p, position in found.positions.items())
+    end_offsets: dict[str, TopicOffsets] = {}
     for topic in sorted(start.keys() - snapshots.keys()):
-        losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
+        if not reads(topic):
+            end_offsets[topic] = start[topic].left_out()
+        elif start[topic].offsets:
+            losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
     read_so_far = sum(position for found in all_positions.values() for position in found.positions.values())
     taken = share(open_, limit, turn=read_so_far)
-    end_offsets: dict[str, TopicOffsets] = {}
     for topic, found in all_positions.items():
         snapshot = snapshots[topic]
         ends = {
@@ -69,7 +74,7 @@ def extent(
         seen = {
             partition: snapshot.ends[partition] for partition, end in ends.items() if end < snapshot.ends[partition]
         }
-        end_offsets[topic] = snapshot.noted(ends, seen)
+        end_offsets[topic] = snapshot.noted(ends, seen, found.left)
     return Extent(end_offsets, tuple(losses), bool(losses) or any(taken.values()))
 
 

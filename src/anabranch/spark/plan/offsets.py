@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from anabranch.base.errors import AnabranchError
@@ -11,6 +12,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.machines.lineage import BEYOND, Lineage
 from anabranch.machines.progress import progress
 
+NOTHING: Mapping[int, int] = MappingProxyType({})
 LOG_STARTS_LATER = "the log starts later, by retention or DeleteRecords"
 
 
@@ -69,10 +71,19 @@ class TopicSnapshot:
             return 0
         return lineage.start(partition, retired + 1) or BEYOND
 
-    def noted(self, offsets: Mapping[int, int], seen: Mapping[int, int] | None = None) -> TopicOffsets:
-        """Return the progress of a query that stands at `offsets` now, and has seen log ends beyond them."""
+    def noted(
+        self,
+        offsets: Mapping[int, int],
+        seen: Mapping[int, int] = NOTHING,
+        left: Mapping[int, int] = NOTHING,
+    ) -> TopicOffsets:
+        """Return the progress of a query that stands at `offsets` now, and has seen log ends beyond them.
+
+        `left`: where it stands in partitions that it does not read any more.
+        """
         layouts, partitions = self.lineage.current + 1, max(self.starts, default=-1) + 1
-        return TopicOffsets(offsets, self.topic_id, layouts, seen or {}, dict(self.removed), partitions=partitions)
+        removed = dict(self.removed)
+        return TopicOffsets(offsets, self.topic_id, layouts, seen, removed, partitions=partitions, left=left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +111,17 @@ class TopicOffsets:
     """
     partitions: int | None = None
     """One more than the highest partition that existed; None if that was not noted, and the lineage must tell."""
+    left: Mapping[int, int] = field(default_factory=dict)
+    """The next offset of each partition that the query has read, and that its options leave out since."""
+
+    @property
+    def standing(self) -> Mapping[int, int]:
+        """The next offset of each partition that is read, or was."""
+        return {**self.left, **self.offsets} if self.left else self.offsets
+
+    def left_out(self) -> TopicOffsets:
+        """The same of a query whose options leave out the topic."""
+        return self if not self.offsets else replace(self, offsets={}, seen={}, left=self.standing, begun=None)
 
     def is_of(self, snapshot: TopicSnapshot) -> bool:
         """Whether these are offsets of the topic itself, not of one of this name that was deleted."""
@@ -134,6 +156,7 @@ def offsets_to_json(offsets: Offsets) -> dict[str, Any]:
             **({} if known.removed is None else {"removed": _named(known.removed)}),
             **({} if known.begun is None else {"begun": _named(known.begun)}),
             **({} if known.partitions is None else {"partitions": known.partitions}),
+            **({"left": _named(known.left)} if known.left else {}),
         }
         for topic, known in sorted(offsets.items())
     }
@@ -158,6 +181,7 @@ def offsets_from_json(value: Mapping[str, Any]) -> dict[str, TopicOffsets]:
             _numbered(known["removed"]) if "removed" in known else None,
             _numbered(known["begun"]) if "begun" in known else None,
             int(known["partitions"]) if "partitions" in known else None,
+            _numbered(known.get("left", {})),
         )
         for topic, known in value.items()
     }
@@ -214,6 +238,8 @@ class QueryPositions:
     positions: Mapping[int, int]
     """The position of every partition to read."""
     losses: tuple[Loss, ...]
+    left: Mapping[int, int] = field(default_factory=dict)
+    """The positions of those that it has read and does not read any more."""
 
 
 def query_positions(
@@ -225,6 +251,7 @@ def query_positions(
     where neither is known, or it was not assigned before, at its log start. A removed partition is no loss if the query
     read it up to its end, as the controller remembers it. A position beyond the last stable offset stays: a query that
     read records before they were committed reads none twice. `assigned` limits the partitions to read; None reads all.
+    One that was read before and is not now keeps its position: assigned again, the query goes on there.
     Batches are ranges of offsets, with or without records, so they pass markers by themselves: no next record is asked
     for (ordering.md 6.1).
     """
@@ -256,14 +283,16 @@ def query_positions(
             if offset < end and wanted and not snapshot.folds_back(partition):
                 why = f"the partition was removed before its records up to offset {end} were read"
                 losses.append(Loss(snapshot.topic, partition, offset, None, why))
-    return QueryPositions(positions, tuple(losses))
+    before = NOTHING if known is None or assigned is None else known.standing
+    left = {partition: offset for partition, offset in before.items() if partition not in (assigned or ())}
+    return QueryPositions(positions, tuple(losses), left)
 
 
 def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: int, otherwise: int) -> int:
     """Return the next offset of a partition that exists or did exist; `otherwise` where it was not noted."""
     if known is None:
         return otherwise
-    offset = known.offsets.get(partition)
+    offset = known.offsets.get(partition, known.left.get(partition))
     if offset is not None:
         return offset
     if known.removed is None:
@@ -282,6 +311,8 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
     losses: list[Loss] = []
     for topic, known in end.items():
         snapshot = snapshots.get(topic)
+        if not known.offsets:
+            continue
         if snapshot is None or not known.is_of(snapshot):
             losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
             continue
