@@ -272,13 +272,16 @@ def _per_partition(name: str, text: str, example: str) -> dict[str, dict[int, in
     value = _json(name, text, example)
     if not all(isinstance(partitions, dict) for partitions in value.values()):
         raise OptionError(f"{name} must be {example}; it is {text}")
-    return {
+    found = {
         topic: {
             _whole(name, partition, example): _whole(name, wanted, example)
             for partition, wanted in value[topic].items()
         }
         for topic in value
     }
+    if not any(found.values()):
+        raise OptionError(f"{name} names no partition; it must be {example}")
+    return found
 
 
 def _json(name: str, text: str, example: str) -> dict[str, Any]:

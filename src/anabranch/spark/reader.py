@@ -165,7 +165,8 @@ class _Columns:
             case "timestampType":
                 return records.column("timestamp_type").cast(ARROW_TYPES[name])
             case "headers":
-                return records.column("headers").cast(ARROW_TYPES[name])
+                headers = records.column("headers").cast(ARROW_TYPES[name])
+                return pc.if_else(pc.equal(pc.list_value_length(headers), 0), pa.scalar(None, headers.type), headers)
         return records.column(name)
 
 
@@ -201,7 +202,13 @@ _readers: dict[tuple[Any, ...], RangeReader] = {}
 
 
 def _reader(options: Options) -> RangeReader:
-    key = (os.getpid(), options.servers, tuple(sorted(options.client.items())), options.fail_on_data_loss)
+    key = (
+        os.getpid(),
+        options.servers,
+        tuple(sorted(options.client.items())),
+        options.poll_timeout_ms,
+        options.fail_on_data_loss,
+    )
     reader = _readers.get(key)
     if reader is None:
         reader = _readers[key] = RangeReader(

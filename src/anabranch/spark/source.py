@@ -38,7 +38,6 @@ from pyspark.sql.types import (
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.base.patterns import compile_pattern
 from anabranch.runtime.collector import collector_paused
 from anabranch.spark.checkpoint import kafka_offsets_of
 from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, for_batch, for_stream, parse
@@ -187,9 +186,7 @@ class _Reader(Sent):
 
 def _explained(loss: Loss, options: Options) -> Loss:
     """Say of a topic that is no longer read whether that is the option's doing."""
-    if loss.partition is not None or loss.topic in options.topics:
-        return loss
-    if options.pattern is not None and compile_pattern(options.pattern)(loss.topic):
+    if loss.partition is not None or reads(options, loss.topic):
         return loss
     option = "subscribePattern" if options.pattern is not None else "subscribe" if options.assign is None else "assign"
     verb = "match" if options.pattern is not None else "name"
@@ -247,12 +244,15 @@ class BatchReader(_Reader, DataSourceReader):
             losses: list[Loss] = []
             for topic, snapshot in snapshots.items():
                 assigned = None if options.assign is None else options.assign[topic]
-                found = query_positions(snapshot, TopicOffsets(start[topic]), assigned)
+                wanted = {p: at for p, at in start[topic].items() if assigned is None or p in assigned}
+                found = query_positions(snapshot, TopicOffsets(wanted), assigned)
                 losses += found.losses
                 first = dict(found.positions)
                 last = {partition: min(end[topic].get(partition, 0), snapshot.ends[partition]) for partition in first}
+                ends = {partition: max(first[partition], offset) for partition, offset in last.items()}
                 for range_ in self.pushed.ranges:
                     range_.narrow(lambda at, topic=topic: reader.at_timestamp(topic, at), first, last)  # type: ignore[misc]
+                first = {partition: min(offset, ends[partition]) for partition, offset in first.items()}
                 start[topic] = first
                 end[topic] = {partition: max(offset, first[partition]) for partition, offset in last.items()}
             self._report(losses)

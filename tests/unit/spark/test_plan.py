@@ -292,8 +292,10 @@ def goes_on(known: TopicOffsets, there: TopicSnapshot, assigned: set[int] | None
 def test_a_partition_that_was_left_out_for_a_while_is_read_on_where_it_was_left(again: set[int] | None) -> None:
     """It was read again from its log start."""
     known = goes_on(TopicOffsets({}, "id"), flat({0: 9, 1: 20}), {0, 1}).end["t"]
-    for end in (15, 30):
-        known = goes_on(known, flat({0: end, 1: 40}), {0}).end["t"]
+    for end, lost in ((15, [(1, 20)]), (30, [])):
+        found = goes_on(known, flat({0: end, 1: 40}), {0})
+        assert [(each.partition, each.wanted) for each in found.losses] == lost
+        known = found.end["t"]
         assert (known.offsets, known.left) == ({0: end}, {1: 20})
     found = goes_on(known, flat({0: 30, 1: 40}, {0: 0, 1: 5}), again)
     after = found.end["t"]
@@ -314,17 +316,18 @@ def test_a_partition_that_was_removed_while_it_was_left_out_is_a_loss_when_it_is
     assert (lost.partition, lost.wanted) == (1, 20)
 
 
-def test_a_topic_that_the_options_leave_out_for_a_while_is_no_loss_and_is_read_on_where_it_was_left() -> None:
-    """It counted as deleted."""
+def test_a_topic_that_the_options_leave_out_for_a_while_is_a_loss_once_and_is_read_on_where_it_was_left() -> None:
     known = {"t": TopicOffsets({0: 9, 1: 4}, "id", 1, {0: 12}), "u": TopicOffsets({0: 3}, "u")}
     other = replace(flat({0: 5}), topic="u", topic_id="u")
     found = extent({"u": other}, known, reads=lambda topic: topic == "u")
-    assert not found.losses and found.end["t"].left == {0: 9, 1: 4} and not found.end["t"].offsets
+    assert [each.topic for each in found.losses] == ["t"]
+    assert found.end["t"].left == {0: 9, 1: 4} and not found.end["t"].offsets
     assert not lost_between({"u": other}, known, found.end)
-    assert extent({"u": other}, found.end, reads=lambda topic: topic == "u").end["t"] == found.end["t"]
+    after = extent({"u": other}, found.end, reads=lambda topic: topic == "u")
+    assert not after.losses and after.end["t"] == found.end["t"]
     later = extent({"u": other, "t": flat({0: 12, 1: 4})}, found.end)
     assert (later.losses, later.end["t"].offsets, later.end["t"].left) == ((), {0: 12, 1: 4}, {})
-    assert [each.topic for each in extent({"u": other}, known).losses] == ["t"], "one that the options name is deleted"
+    assert extent({"u": other}, known).end.keys() == {"u"}, "one that the options name is deleted"
 
 
 def test_offsets_note_how_many_partitions_there_were_and_so_tell_new_ones_where_no_lineage_is_kept() -> None:

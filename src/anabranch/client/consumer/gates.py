@@ -175,7 +175,7 @@ class Gates:
                         partition=tp.partition,
                         need_position=asked,
                         position=position,
-                        flushed=NOTHING if asked else question.flushed.get(tp, NOTHING),
+                        flushed=question.flushed.get(tp, NOTHING),
                     )
                 )
         ids = self._context.topic_ids([*question.asks, *question.reports])

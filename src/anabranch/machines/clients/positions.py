@@ -49,7 +49,7 @@ class Question:
     reports: Mapping[TopicPartition, int] = field(default_factory=dict)
     """The wanted partitions of this member, with a position to report or `NOTHING`."""
     flushed: Mapping[TopicPartition, int] = field(default_factory=dict)
-    """Those of them of which it is to be reported what the application has flushed."""
+    """Of the partitions of this member among all these: up to where the application has flushed, if it is news."""
     final: frozenset[TopicPartition] = frozenset()
     """Those with a position behind the ends of all ended segments."""
 
@@ -148,7 +148,7 @@ class PositionReports:
             if tp in self._wanted and (position == standing.high_watermark or standing.passes(since, position)):
                 return True
         is_behind = standing.flushed < min(progress, position)
-        return is_behind and self._is_report_due(tp, standing, progress, self._reported)
+        return is_behind and self._is_report_due(tp, standing, progress)
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -164,7 +164,10 @@ class PositionReports:
                 known = None if self._begins else known_of(tp)
                 asks[tp] = NOTHING if known is None else known
         reports: dict[TopicPartition, int] = {}
-        flushed: dict[TopicPartition, int] = {}
+        owned = (
+            (tp, standing) for tp in sorted(self._wanted | asks.keys()) if (standing := standing_of(tp)) is not None
+        )
+        flushed = {tp: standing.flushed for tp, standing in owned if self._is_flushed_due(tp, standing)}
         final: set[TopicPartition] = set()
         for tp in sorted(self._wanted - asks.keys()):
             standing = standing_of(tp)
@@ -172,15 +175,13 @@ class PositionReports:
                 reports[tp] = NOTHING
                 continue
             reports[tp] = self._report(tp, standing)
-            if self._is_flushed_due(tp, standing):
-                flushed[tp] = standing.flushed
             if standing.ends and reports[tp] >= standing.ends[-1]:
                 final.add(tp)
         return Question(asks, {tp: needs[tp] for tp in asks}, reports, flushed, frozenset(final))
 
     def _report(self, tp: TopicPartition, standing: Standing) -> int:
         progress = standing.progress
-        if standing.is_shared or progress is None or not self._is_report_due(tp, standing, progress, self._reported):
+        if standing.is_shared or progress is None or not self._is_report_due(tp, standing, progress):
             return NOTHING
         unflushed = standing.position is not None and standing.flushed < min(progress, standing.position)
         return NOTHING if unflushed else progress
@@ -188,18 +189,10 @@ class PositionReports:
     def _is_flushed_due(self, tp: TopicPartition, standing: Standing) -> bool:
         if self._auto_commit or standing.is_shared:
             return False
-        return self._is_report_due(tp, standing, standing.flushed, self._told_flushed)
+        return _is_news(standing, standing.flushed, self._told_flushed.get(tp))
 
-    def _is_report_due(
-        self, tp: TopicPartition, standing: Standing, offset: int, reported: Mapping[TopicPartition, int]
-    ) -> bool:
-        """Whether an offset is to be reported, by those that were."""
-        if tp not in self._wanted:
-            return False
-        before = reported.get(tp)
-        if before is None:
-            return True
-        return offset > before and (offset == standing.high_watermark or standing.passes(before, offset))
+    def _is_report_due(self, tp: TopicPartition, standing: Standing, progress: int) -> bool:
+        return tp in self._wanted and _is_news(standing, progress, self._reported.get(tp))
 
     def answered(self, question: Question, answers: Iterable[Answer]) -> News:
         """Note the coordinator's answer to a question: its reports have arrived."""
@@ -222,6 +215,13 @@ class PositionReports:
         news = bool(reported) or grew or any(lift is not None for lift in lifted.values())
         missing = frozenset(tp for tp in question.asks.keys() - told.keys() if tp in lifted)
         return News(told, lifted, missing, news or not self._wanted <= wanted)
+
+
+def _is_news(standing: Standing, offset: int, reported: int | None) -> bool:
+    """Whether an offset is to be reported, after the one that was."""
+    if reported is None:
+        return True
+    return offset > reported and (offset == standing.high_watermark or standing.passes(reported, offset))
 
 
 def _lift(need: int, to: int) -> Lift | None:

@@ -545,7 +545,12 @@ class Gatekeeper:
         return moved
 
     def _is_given_until(self, gates: GroupGates, made: Evaluated | None, number: int, member_id: str) -> int:
-        """The offset from which on the owner is given nothing: one of ours stops at its next closed gate."""
+        """The offset from which on the owner is given nothing: one of ours stops at its next closed gate.
+
+        Of a closed partition it can have no more than what it holds of records that are gone.
+        """
+        if made is not None and number in made.closed:
+            return made.stands[number].position
         gate = made.own_gate(number) if made is not None and gates.questions.has_asked(member_id) else None
         return OPEN_END if gate is None else gate
 

@@ -260,11 +260,18 @@ class Evaluated:
 
 
 def can_go_on(topic: TopicImage, made: Evaluated | None, partition: int, position: int) -> bool:
-    """Whether the owner of a partition can be given its next record, whatever it reads: the time that it takes counts.
+    """Whether the owner of a partition can hand out more, whatever it reads: the time that it takes counts.
 
-    It cannot where that lies behind a closed gate, and where it is of an open transaction.
+    It cannot where its next record lies behind a closed gate, unless it may hold some before that which are deleted, or
+    compacted away; nor where its next record is of an open transaction. `position`: what it counts for in the gates of
+    others.
     """
-    return position < topic.stable_end(partition) and (made is None or partition not in made.closed)
+    if position >= topic.stable_end(partition):
+        return False
+    if made is None or partition not in made.closed:
+        return True
+    stand = made.stands.get(partition)
+    return stand is not None and position < stand.position
 
 
 def segment_start(topic: TopicImage, partition: int, layout: int) -> int:

@@ -230,15 +230,17 @@ def _taken(
             if topic is None or not topic.has(part.partition):
                 continue
             at = topic.topic_id, part.partition
+            is_own = owner(at)[0] == member_id
+            is_known = not is_own or not 0 <= part.flushed <= topic.log_end(at[1])
+            if not is_known and gates.standing.let_go(at, member_id, part.flushed):
+                gates.touched[at] = None
             if part.need_position:
                 knew = told.get(at)
                 known[at] = knew if knew is not None and knew.position == part.position else Told(part.position)
-            elif owner(at)[0] == member_id:
+            elif is_own:
                 listed.add(at)
                 if part.position >= 0:
                     _report(keeper, group, gates, topic, at, member_id, part.position)
-                if 0 <= part.flushed <= topic.log_end(at[1]) and gates.standing.let_go(at, member_id, part.flushed):
-                    gates.touched[at] = None
         topics.append((asked.topic, topic, tuple(needed)))
     return Question(member_id, ticket, tuple(topics), known, frozenset(listed))
 

@@ -59,10 +59,10 @@ def extent(
         open_.update((TopicPartition(topic, p), readable[p] - position) for p, position in found.positions.items())
     end_offsets: dict[str, TopicOffsets] = {}
     for topic in sorted(start.keys() - snapshots.keys()):
+        if start[topic].offsets:
+            losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
         if not reads(topic):
             end_offsets[topic] = start[topic].left_out()
-        elif start[topic].offsets:
-            losses.append(Loss(topic, None, 0, None, "the topic was deleted"))
     read_so_far = sum(position for found in all_positions.values() for position in found.positions.values())
     taken = share(open_, limit, turn=read_so_far)
     for topic, found in all_positions.items():

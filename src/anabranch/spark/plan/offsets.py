@@ -13,6 +13,7 @@ from anabranch.machines.lineage import BEYOND, Lineage
 from anabranch.machines.progress import progress
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
+NOT_ASSIGNED = "the option assign does not name the partition any more"
 LOG_STARTS_LATER = "the log starts later, by retention or DeleteRecords"
 
 
@@ -251,7 +252,7 @@ def query_positions(
     where neither is known, or it was not assigned before, at its log start. A removed partition is no loss if the query
     read it up to its end, as the controller remembers it. A position beyond the last stable offset stays: a query that
     read records before they were committed reads none twice. `assigned` limits the partitions to read; None reads all.
-    One that was read before and is not now keeps its position: assigned again, the query goes on there.
+    One that was read before and is not now is a loss once, and keeps its position: assigned again, it is read on there.
     Batches are ranges of offsets, with or without records, so they pass markers by themselves: no next record is asked
     for (ordering.md 6.1).
     """
@@ -283,8 +284,11 @@ def query_positions(
             if offset < end and wanted and not snapshot.folds_back(partition):
                 why = f"the partition was removed before its records up to offset {end} were read"
                 losses.append(Loss(snapshot.topic, partition, offset, None, why))
-    before = NOTHING if known is None or assigned is None else known.standing
-    left = {partition: offset for partition, offset in before.items() if partition not in (assigned or ())}
+    if known is None or assigned is None:
+        return QueryPositions(positions, tuple(losses))
+    left = {partition: offset for partition, offset in known.standing.items() if partition not in assigned}
+    out = sorted(left.keys() & known.offsets.keys())
+    losses += (Loss(snapshot.topic, partition, left[partition], None, NOT_ASSIGNED) for partition in out)
     return QueryPositions(positions, tuple(losses), left)
 
 

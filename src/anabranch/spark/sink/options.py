@@ -40,11 +40,12 @@ REFUSED = {
     "path": "a topic has no path: call .save() or .start() without one, and set the option topic",
     "kafka.transactional.id": "every task has its own; set transactionalIdPrefix instead",
     "kafka.key.serializer": "keys are binary or text columns: encode them with DataFrame functions",
+    "kafka.retries": "a batch is sent again until kafka.delivery.timeout.ms is over; set that",
     "kafka.value.serializer": "values are binary or text columns: encode them with DataFrame functions",
 }
 CHECKPOINT = "checkpointLocation"
-IGNORED = (CHECKPOINT, "queryName")
-"""Options of Spark's own that it passes on."""
+IGNORED = (CHECKPOINT, "queryName", "includeHeaders")
+"""Options of Spark's own that it passes on, and that of a source: a column `headers` is always written."""
 TRANSACTION_TIMEOUT_MS = 600_000
 """The default: a transaction is open for as long as its micro-batch lasts, and in a restart of the driver."""
 

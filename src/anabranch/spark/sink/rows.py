@@ -8,6 +8,7 @@ the topic that was read, and decides nothing. Nothing here runs once per row.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,6 +56,9 @@ class RowError(AnabranchError, ValueError):
 
 def check(schema: StructType, topic: str | None) -> tuple[str, ...]:
     """Return the columns that are written. Raises `OptionError` for a schema that cannot be."""
+    double = sorted(name for name, count in Counter(schema.names).items() if count > 1)
+    if double:
+        raise OptionError(f"There are several columns '{double[0]}'; drop all but one, or rename them.")
     for field in schema.fields:
         if field.name in PASSED_OVER:
             continue

@@ -266,6 +266,9 @@ def test_what_is_flushed_is_reported_where_the_application_commits_by_hand() -> 
     member.hear()
     member.reports.restart()
     assert member.question().flushed == {P0: 12}, "the coordinator may be another one"
+    member.needs = {P0: 12, P1: 3}
+    asked = member.question()
+    assert asked.asks.keys() == {P0, P1} and asked.flushed == {P0: 12}, "it is asked for: what is told of it is not all"
 
 
 def test_what_is_flushed_is_not_reported_where_a_commit_follows_or_others_have_other_keys() -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from anabranch.machines.groups.gates import Evaluated, Stand, can_go_on
+from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.lineage import Lineage
 from anabranch.machines.progress import Rewritten
-from tests.unit.machines.groups.test_positions_asked import Asking, settle
+from tests.unit.machines.groups.test_positions_asked import FOO, Asking, settle
 from tests.unit.machines.groups.test_starts import TIMEOUT_MS, Topic, assigned
 
 STEP_MS = 20_000
@@ -129,3 +132,16 @@ def test_an_owner_that_says_nothing_for_its_time_holds_up_nobody() -> None:
         world.advance(STEP_MS)
         world.beat_a()
     assert assigned(world) == "foo-0 foo-1"
+
+
+def test_the_time_of_an_owner_counts_for_what_it_may_hold_before_a_closed_gate_of_its_partition() -> None:
+    """A partition that came back may wait for another which waits for what was dropped of it: nothing moved for ever.
+
+    Seed 1443093 of the lives of groups is such a one: a member of a classic group has both partitions.
+    """
+    topic = TopicImage(FOO, "foo", (0, 1), lineage=Lineage.of_ends(1, (1, 2), ({0: 5},)), stable_end=lambda _: 8)
+    made = Evaluated(topic)
+    made.decide([1], lambda _: Stand(0, 2, 0, 0, None))
+    assert 1 in made.closed
+    assert [can_go_on(topic, made, 1, position) for position in (0, 1, 2)] == [True, True, False]
+    assert [can_go_on(topic, made, 0, position) for position in (7, 8)] == [True, False]
