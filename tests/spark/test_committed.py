@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from anabranch.client.sync import Producer
-from anabranch.spark.plan import verify_history
+from anabranch.spark.plan import DataLossError, verify_history
 from tests.spark.flow import KEYS, Flow, MicroBatches, batch_read
 
 UNCOMMITTED = {"kafka.isolation.level": "read_uncommitted"}
@@ -124,7 +124,7 @@ def test_a_position_beyond_the_log_is_a_loss_with_an_open_transaction_too(addres
         stream.close()
         stream.offset[flow.topic]["offsets"]["0"] += 1_000
         late = MicroBatches(address, flow.topic, stream.offset)
-        with pytest.raises(Exception, match=f"{flow.topic}-0: wanted offset 1.* the log ends before"):
+        with pytest.raises(DataLossError, match=f"{flow.topic}-0: wanted offset 1.* the log ends before"):
             late.step()
         late.close()
         producer.abort_transaction()

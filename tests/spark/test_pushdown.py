@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, IsNotNull
 
+from anabranch.spark.plan import verify_history
 from tests.spark.flow import Flow, batch_read
 from tests.support.broker import BrokerProcess
 
@@ -68,3 +70,11 @@ def test_brokers_send_only_the_records_of_the_keys_where_the_topic_allows_it(
 
     part = sent(EqualTo(KEY, b"key-3")) / sent()
     assert part < 0.1 if "filtered" in flow.topic else part == 1
+
+
+def test_the_plan_of_a_batch_that_begins_beyond_the_log_is_right(address: str, flow: Flow, tmp_path: Path) -> None:
+    """The checker of plans called it a gap between what was read and the end of the log."""
+    plans = tmp_path / "plans"
+    beyond = GreaterThanOrEqual(("offset",), 1_000_000)
+    assert batch_read(address, flow.topic, [beyond], planLog=str(plans)) == {}
+    assert not verify_history(plans.read_text().splitlines()).problems

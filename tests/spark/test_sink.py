@@ -18,6 +18,7 @@ import confluent_kafka
 import confluent_kafka.admin
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from anabranch.client.sync import Admin, Consumer, Producer
 from benchmarks.peers.kafka import ApacheKafka
@@ -282,13 +283,32 @@ def test_a_failed_write_leaves_nothing(spark: SparkSession, address: str) -> Non
         rows = spark.range(0, 1000, 1, 2).selectExpr(
             "cast(id as string) as value", "if(id = 900, raise_error('no more'), cast(null as string)) as key"
         )
-        with pytest.raises(Exception, match="no more"):
+        with pytest.raises(PySparkException, match="no more"):
             write(rows, address, topic="unsunk")
         assert committed(address, "unsunk") == {}
         nowhere = spark.range(1).selectExpr("cast(id as string) value", "cast(null as string) topic")
-        with pytest.raises(Exception, match="the column topic of a row is null"):
+        with pytest.raises(PySparkException, match="the column topic of a row is null"):
             write(nowhere, address)
         assert not [group for group in admin.list_groups() if group.group_id.startswith("spark-sink")]
+
+
+def test_a_broker_and_a_topic_that_are_not_there_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.range(1).selectExpr("cast(id as string) as value")
+    says = r"kafka.bootstrap.servers is 127.0.0.1:1: no connection to 127.0.0.1:1"
+    began = time.monotonic()
+    with pytest.raises(PySparkException, match=says):
+        write(rows, "127.0.0.1:1", topic="t")
+    stream = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value").writeStream
+    options = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t", "checkpointLocation": str(tmp_path / "noted")}
+    query = stream.format("anabranch").options(**options).trigger(availableNow=True)
+    with pytest.raises(PySparkException, match=says):
+        query.start().awaitTermination(60)
+    assert time.monotonic() - began < 50, "each took a minute, in every task"
+    times = {"kafka.delivery.timeout.ms": "2000", "kafka.request.timeout.ms": "1000"}
+    with running(tmp_path / "broker", auto_create_topics_enable="false") as broker:
+        for frame, topic in ((rows, {"topic": "nowhere"}), (rows.selectExpr("value", "'nowhere' as topic"), {})):
+            with pytest.raises(PySparkException, match="there is no topic 'nowhere'; create it first"):
+                write(frame, broker.address, **topic, **times)
 
 
 @pytest.mark.parametrize(
@@ -308,5 +328,5 @@ def test_a_failed_write_leaves_nothing(spark: SparkSession, address: str) -> Non
 def test_wrong_writes_are_sentences(
     spark: SparkSession, address: str, columns: str, options: dict[str, str], says: str
 ) -> None:
-    with pytest.raises(Exception, match=says):
+    with pytest.raises(PySparkException, match=says):
         write(spark.range(1).selectExpr(columns), address, **options)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from anabranch.client import OffsetAndMetadata
@@ -382,7 +383,7 @@ def test_a_query_on_an_older_checkpoint_ends_with_an_error(
     shutil.copytree(tmp_path / "backup", checkpoint)
     sent = flow.sent
     flow.send(60)
-    with pytest.raises(Exception, match=f"Topic {flow.topic}-out holds micro-batch [1-3] of this query already"):
+    with pytest.raises(PySparkException, match=f"Topic {flow.topic}-out holds micro-batch [1-3] of this query already"):
         run_to_the_end(spark, flow, checkpoint, 1_000)
     seen = [int(value) for values in committed(address, f"{flow.topic}-out").values() for value in values]
     assert sorted(seen) == list(range(sent))

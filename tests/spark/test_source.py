@@ -272,6 +272,7 @@ def test_columns_headers_and_filters(spark: SparkSession, address: str, flow: Fl
     plan = some._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     assert "Filter (" not in plan, plan
     assert [(header.key, bytes(header.value)) for header in row.headers] == [("a", b"1")]
+    assert df.where("headers is null").count() == 100, "as in Spark's own source"
     assert (row.timestamp.microsecond, row.timestampType, row.topic) == (123_000, 0, flow.topic)
     counts = {number: df.where(f"partition = {number} and offset >= 10").count() for number in (0, 1)}
     spans = flow.admin.topic_offsets(flow.topic)

@@ -73,6 +73,15 @@ class OptionError(AnabranchError, ValueError):
     """An invalid option; the message names the valid alternative."""
 
 
+class UnreachableError(AnabranchError, ConnectionError):
+    """No broker answers; the message names the option and the address."""
+
+
+def unreachable(servers: str, error: Exception) -> UnreachableError:
+    """Say which option names the brokers that cannot be reached."""
+    return UnreachableError(f"{SERVERS} is {servers}: {error}")
+
+
 Wanted = Mapping[str, Mapping[int, int]]
 """Topic to partition to an offset or a timestamp in ms."""
 

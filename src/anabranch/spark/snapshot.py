@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
+from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.base.patterns import compile_pattern
 from anabranch.client.admin.admin import Admin
@@ -29,7 +29,7 @@ from anabranch.client.cluster.connection import ConnectionSettings
 from anabranch.client.cluster.metadata import Cluster, offsets_request
 from anabranch.client.cluster.turns import Turns
 from anabranch.machines.clients.fetching import TopicView
-from anabranch.spark.options import EARLIEST, LATEST, SERVERS, Bound, OptionError, Options, did_you_mean
+from anabranch.spark.options import EARLIEST, LATEST, Bound, OptionError, Options, did_you_mean, unreachable
 from anabranch.spark.plan import Offsets, TopicOffsets, TopicSnapshot, missing_of
 
 METADATA_AGE_MAX_S = 1.0
@@ -42,10 +42,6 @@ Whoever drops packets is only given up after the time limit of a connection, a h
 NO_OFFSETS: Offsets = {}
 
 R = TypeVar("R")
-
-
-class UnreachableError(AnabranchError, ConnectionError):
-    """No broker answers; the message names the option and the address."""
 
 
 def connection_settings(options: Options) -> ConnectionSettings:
@@ -152,7 +148,7 @@ class SnapshotReader:
         try:
             return self._loop.run_until_complete(coroutine)
         except (ConnectionError, TimeoutError) as error:
-            raise UnreachableError(f"{SERVERS} is {self._options.servers}: {error}") from error
+            raise unreachable(self._options.servers, error) from error
 
     async def _read(self, known: Offsets) -> dict[str, TopicSnapshot]:
         now = self._clock()

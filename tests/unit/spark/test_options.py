@@ -16,7 +16,7 @@ from anabranch.spark.options import (
     for_stream,
     parse,
 )
-from anabranch.spark.reader import range_settings
+from anabranch.spark.reader import _reader, range_settings
 from anabranch.spark.snapshot import SnapshotReader, connection_settings
 from tests.support.broker import ROOT
 
@@ -101,6 +101,12 @@ def test_partitions_can_be_assigned_one_by_one() -> None:
         ({**LEAST, "startingOffsets": '{"flights":{"0":-3}}'}, "negative offset"),
         ({**LEAST, "startingOffsets": '{"flights":{"0":1.5}}'}, "not a whole number"),
         ({**LEAST, "startingOffsets": '{"flights":3}'}, "startingOffsets must be"),
+        (
+            {**LEAST, "startingOffsets": "{}"},
+            "startingOffsets names no partition; it must be earliest",
+        ),
+        ({**LEAST, "startingOffsetsByTimestamp": '{"t":{}}'}, "startingOffsetsByTimestamp names no partition"),
+        ({**LEAST, "endingOffsets": "{}"}, "endingOffsets names no partition"),
         ({**LEAST, "startingTimestamp": "-1"}, "startingTimestamp must be 0 or more"),
         ({**LEAST, "startingOffsetsByTimestamp": '{"flights":{"0":0,"1":-1}}'}, "ByTimestamp has a time below 0"),
         ({**LEAST, "endingOffsetsByTimestamp": '{"flights":{"0":-2}}'}, "endingOffsetsByTimestamp has a time below 0"),
@@ -166,3 +172,9 @@ def test_every_client_setting_reaches_the_clients() -> None:
 def test_the_closest_name_is_asked_for() -> None:
     assert did_you_mean("Flihgts", ["orders", "flights"]) == "Did you mean flights?"
     assert did_you_mean("flights", ["orders"]) == ""
+
+
+def test_a_query_with_another_time_limit_in_the_same_worker_keeps_to_its_own() -> None:
+    """It was that of the query whose tasks the worker had run first."""
+    one, other = (_reader(parse({**LEAST, "kafkaConsumer.pollTimeoutMs": limit})) for limit in ("1000", "2000"))
+    assert one is not other and one is _reader(parse({**LEAST, "kafkaConsumer.pollTimeoutMs": "1000"}))

@@ -6,6 +6,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from anabranch.spark.options import OptionError
+from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.rows import check, digest_of, parts
 from anabranch.spark.source import full_schema
 
@@ -44,3 +46,16 @@ def test_a_digest_depends_on_rows_and_keys_alone_however_they_are_divided() -> N
     assert whole == digest_of(text, names) == digest_of(rows[:1], names) + digest_of(rows[1:], names)
     assert whole.rows == 3 and whole != digest_of(rows.take([0, 1, 1]), names)
     assert digest_of(rows, ("value",)) == digest_of(rows.take([1, 1, 1]), ("value",))
+
+
+def test_columns_of_one_name_are_refused() -> None:
+    double = StructType([*full_schema(headers=False).fields, *schema_of("key").fields])
+    with pytest.raises(OptionError, match="There are several columns 'key'; drop all but one, or rename them"):
+        check(double, "late")
+
+
+def test_what_is_said_of_headers_to_a_source_may_be_said_to_a_write_and_retries_are_a_time() -> None:
+    least = {"kafka.bootstrap.servers": "broker:9092", "topic": "t"}
+    assert parse({**least, "includeHeaders": "true"}) == parse(least)
+    with pytest.raises(OptionError, match=r"kafka.retries is not supported: .* set that"):
+        parse({**least, "kafka.retries": "3"})

@@ -23,6 +23,7 @@ from pyspark.sql.types import StructType
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin
+from anabranch.spark.options import unreachable
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
 from anabranch.spark.sink.planned import planned_ms
@@ -62,6 +63,11 @@ class _Writer(Sent):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
         self.names = rows.check(schema, options.topic)
+        try:
+            with self.admin() as admin:
+                admin.describe_cluster()
+        except (ConnectionError, TimeoutError) as error:  # Here, and not a minute later in every task.
+            raise unreachable(options.servers, error) from error
 
     def finish(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> decision.Decision | None:
         """Decide that a micro-batch becomes visible, and commit the transactions of its tasks. Repeat it at will.
