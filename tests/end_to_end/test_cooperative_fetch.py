@@ -618,6 +618,32 @@ def test_a_member_gets_more_records_than_it_commits_though_each_is_a_slice(addre
     asyncio.run(consume())
 
 
+def test_partitions_behind_others_that_are_never_empty_have_their_turn(address: str) -> None:
+    """An answer is full before it has something of the last ones: they were read by nobody."""
+    create(address, "turns", partitions=6)
+
+    async def send(producer: Producer, count: int, *numbers: int) -> None:
+        for number in numbers:
+            for _ in range(count):
+                await producer.send("turns", b"x" * 1_000, partition=number)
+
+    async def consume() -> None:
+        seen: set[int] = set()
+        settings: dict[str, Any] = {"max_poll_records": 100, "fetch_max_bytes": 150_000}
+        async with Producer(address) as producer:
+            await send(producer, 1_000, *range(6))
+            member = Consumer(address, group_id="turns", share="any", auto_offset_reset="earliest", **settings)
+            async with member as consumer:
+                consumer.subscribe("turns")
+                deadline = time.monotonic() + 40
+                while len(seen) < 6:
+                    assert time.monotonic() < deadline, seen
+                    await send(producer, 100, 0, 1)
+                    seen |= {record.partition for record in await consumer.poll(0.1)}
+
+    asyncio.run(consume())
+
+
 def test_deleted_records_are_passed_and_committed_without_the_application(address: str) -> None:
     create(address, "deleted")
     produce(address, "deleted", 4_000)

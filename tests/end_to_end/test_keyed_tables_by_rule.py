@@ -402,6 +402,40 @@ def test_what_was_not_committed_of_a_share_by_hand_is_processed_anew_by_another_
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_share_by_hand_that_is_assigned_again_begins_where_its_keys_stand(
+    address: str, topic: str, reset: str
+) -> None:
+    """Without a poll in between it began as `auto_offset_reset` says: records counted twice, or were left out."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+        lower, upper = cuts(SPACE, 2)
+        low = [key for key in KEYS if spread(murmur2(key), 1) <= lower.end]
+        await send(address, topic, *KEYS)
+        async with made(address, topic, progress=topic, name=topic) as (consumer, table):
+            consumer.assign({(topic, 0): [lower]})
+            await count_some(consumer, table, len(low))
+            await table.flush()
+        async with made(address, topic, progress=topic, name=topic, auto_offset_reset=reset) as (consumer, table):
+            consumer.assign({(topic, 0): [lower]})
+            await consumer.poll(1)
+            await send(address, topic, *KEYS)
+            consumer.assign([])
+            consumer.assign({(topic, 0): [lower]})
+            await count_some(consumer, table, len(low))
+            assert dict(table.items()) == dict.fromkeys(low, b"2")
+            consumer.assign({(topic, 0): [upper]})
+            await consumer.seek(topic, 0, len(KEYS))
+            await table.flush()
+        async with Admin(address) as admin:
+            committed = (await admin.list_group_offsets(topic))[TopicPartition(topic, 0)]
+        assert [offset for _, _, offset in committed.shares] == [len(KEYS), 0], "a flush that knows no place is none"
+
+    asyncio.run(run())
+
+
 def test_what_was_not_committed_of_a_partition_by_hand_is_processed_anew_when_it_is_assigned_again(
     address: str, topic: str
 ) -> None:

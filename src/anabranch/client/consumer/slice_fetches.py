@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -73,6 +74,9 @@ class SliceFetches:
         self._refresh_at_ms = 0
         self._refreshing = False
         self._busy: set[int] = set()
+        self._served: dict[int, TopicPartition] = {}
+        """By leader: the last partition that it gave a slice of. The next request begins behind it: an answer that is
+        full has nothing of the last partitions."""
 
     @property
     def partitions(self) -> tuple[TopicPartition, ...]:
@@ -122,7 +126,8 @@ class SliceFetches:
                 by_node.setdefault(leader, []).append(tp)
         for node, partitions in by_node.items():
             self._busy.add(node)
-            self._driver.run(self._fetch(node, partitions))
+            first = bisect_right(partitions, self._served.get(node, partitions[-1]))
+            self._driver.run(self._fetch(node, [*partitions[first:], *partitions[:first]]))
 
     async def _refresh(self, subscription: Subscription) -> None:
         context = self._context
@@ -172,6 +177,8 @@ class SliceFetches:
                 for topic in response.responses:
                     for data in topic.partitions:
                         tp = TopicPartition(topic.topic, data.partition_index)
+                        if data.slice is not None:
+                            self._served[node] = tp
                         if tp in claims:
                             pause = await self._answered(tp, claims[tp], data) or pause
             if pause:

@@ -11,7 +11,6 @@ taken away.
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Set
 from itertools import pairwise
 from typing import NamedTuple
@@ -190,7 +189,7 @@ class Evaluated:
             return OPEN
         if self._gates_by_reading is None:
             assert self.topic.lineage is not None
-            self._gates_by_reading = self.topic.lineage.gates(ChainMap(self.read, self.counted))
+            self._gates_by_reading = self.topic.lineage.gates({**self.counted, **self.read})
         otherwise = judge(self.topic, self._gates_by_reading, partition, self.stands[partition])
         return OPEN if (otherwise.is_closed, otherwise.ahead) == (verdict.is_closed, verdict.ahead) else otherwise
 

@@ -49,6 +49,9 @@ BESIDE_S = 4.0
 SEARCH_S = 4.0
 """The processor's time that the searches of one request may take in their thread: a batch within all limits, 300 kB of
 records that expand to 63 MB, takes 0.15 s. A client asks again for what is left."""
+SEARCHING_S = 8.0
+"""The time after which a request that has searched once leaves the rest: with others beside it, it would have no answer
+before its client gives up, and asks for all of it again."""
 TOO_MUCH = Refuse(
     ErrorCode.MESSAGE_TOO_LARGE,
     "The request has more to be decompressed and examined than a broker does for one request.",
@@ -73,14 +76,17 @@ class RequestSearches:
         self._turns = turns
         self._connection = connection
         self._left_s = SEARCH_S
+        self._until_s = time.monotonic() + SEARCHING_S
+        self._has_looked = False
 
     @property
     def are_spent(self) -> bool:
-        """Whether those before have taken as long as the searches of one request may."""
-        return self._left_s <= 0
+        """Whether those before have taken as long as the searches of one request may, or waited so long for others."""
+        return self._left_s <= 0 or (self._has_looked and time.monotonic() >= self._until_s)
 
     async def look(self, work: Callable[[Search], T]) -> T:
         """Do a search in a batch of a log, in the thread; others of its connection wait for it, not in the line."""
+        self._has_looked = True
         async with self._turns.taken(self._connection):
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, work)
 

@@ -144,10 +144,12 @@ def test_offsets_of_a_share_by_hand_that_was_assigned_anew_meanwhile_are_not_com
         world = World(monkeypatch, progress="p", transactional_id="p-1")
         standalone = world.keeper._standalone
         assert standalone is not None
-        standalone._known[TP] = ()
+        world.consumer.assign([TP])
+        standalone._known[TP] = standalone._assigned(TP)
         monkeypatch.setattr(world.consumer.driver, "consumed", lambda: {TP: 3})
 
         def assign_nothing() -> None:
+            world.consumer.assign([])
             assert standalone.is_known(world.keeper.run, world.keeper._take_over, world.keeper.released)
 
         world.producer.begun = assign_nothing

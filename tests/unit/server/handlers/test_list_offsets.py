@@ -117,10 +117,12 @@ def test_a_partition_that_a_long_request_names_in_two_parts_is_refused_and_never
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("limit", ["SEARCH_S", "SEARCHING_S"])
 def test_the_searches_of_a_request_are_bounded_and_its_client_is_told_to_ask_again(
-    broker: Broker, bomb: bytearray, monkeypatch: pytest.MonkeyPatch, version: int, parts: int
+    broker: Broker, bomb: bytearray, monkeypatch: pytest.MonkeyPatch, version: int, parts: int, limit: str
 ) -> None:
-    monkeypatch.setattr(checks, "SEARCH_S", 0.001)  # A search of this batch takes longer, however fast the machine.
+    """By the processor's time, and by that of its client, who asks for all of it again when it gives up."""
+    monkeypatch.setattr(checks, limit, 0.001)  # A search of this batch takes longer, however fast the machine.
     broker.append(bomb)
     filler = named(*range(PARTITIONS, PARTITIONS_AT_A_TIME * (parts - 1) + PARTITIONS))
     asked = named(*range(2), timestamp=MAX_TIMESTAMP), filler, named(2, 3, timestamp=MAX_TIMESTAMP)

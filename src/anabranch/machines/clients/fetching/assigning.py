@@ -53,7 +53,9 @@ def assign(
             continue
         topic.partitions = {
             number: topic.partitions.get(number)
-            or Partition(topic, number, wanted_timestamp=state.reset_timestamp, awaiting=awaiting)
+            or Partition(
+                topic, number, wanted_timestamp=state.reset_timestamp, awaiting=awaiting, arrivals=state.new_id()
+            )
             for number in sorted(numbers)
         }
         for partition in topic.partitions.values():
@@ -163,7 +165,14 @@ def _follow(state: FetchingState, topic: Topic, view: TopicView, *, first: bool)
     for number in sorted(view.leaders):
         if number not in topic.partitions:
             start = state.reset_timestamp if first else EARLIEST
-            new = Partition(topic, number, wanted_timestamp=start, awaiting=topic.awaiting, share=topic.share)
+            new = Partition(
+                topic,
+                number,
+                wanted_timestamp=start,
+                awaiting=topic.awaiting,
+                share=topic.share,
+                arrivals=state.new_id(),
+            )
             new.ask(state.filter)
             topic.partitions[number] = new
     for number in topic.partitions.keys() - view.leaders.keys():

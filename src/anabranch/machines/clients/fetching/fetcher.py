@@ -89,7 +89,10 @@ class Fetcher:
         return () if partition is None else partition.arriving
 
     def arrivals(self, tp: TopicPartition) -> int:
-        """Return a number that changes when ranges of a partition are granted: what was asked before is outdated."""
+        """Return a number that changes when a partition is assigned, or ranges of it granted: -1 if it is not.
+
+        What was asked before, or known, is outdated.
+        """
         partition = self._state.find(tp)
         return -1 if partition is None else partition.arrivals
 

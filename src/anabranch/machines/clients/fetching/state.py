@@ -84,7 +84,7 @@ class Partition:
     arriving: KeyRanges = ()
     """Granted ranges beside the share, of which is not known yet where the group is in them."""
     arrivals: int = 0
-    """Names the last grant: what was asked before says nothing about it."""
+    """Names the assignment, or the last grant: what was asked, or known, before says nothing about it."""
     floor: Frontier | None = None
     """By key, the offset below which the records are not read (again); None where the position says it."""
     is_sifted: bool = False
