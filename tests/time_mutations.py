@@ -7,19 +7,20 @@ from tests.support.mutations import PYTEST, Edit, Mutation
 BY_TIME = "tests/end_to_end/test_gates_by_time.py"
 OWNERS = (*PYTEST, "tests/unit/machines/groups/test_time_of_owners.py")
 OPENED = (*PYTEST, "tests/unit/machines/groups/test_gates_opened_by_time.py")
-GOES_ON = "    return position < topic.stable_end(partition) and (made is None or partition not in made.closed)\n"
+IS_OPEN = "    if position >= topic.stable_end(partition):\n        return False\n"
+GOES_ON = "    if made is None or partition not in made.closed:\n"
 
 TIME = (
     Mutation(
         "the time of an owner counts while its records wait at a gate themselves",
-        (Edit("machines/groups/gates.py", GOES_ON, "    return position < topic.stable_end(partition)\n"),),
+        (Edit("machines/groups/gates.py", GOES_ON, "    if True:\n"),),
         OWNERS,
         f"{BY_TIME}::test_a_partition_that_waits_at_a_gate_itself_is_waited_for",
     ),
     Mutation(
         "the time of an owner counts while a transaction is open",
         (
-            Edit("machines/groups/gates.py", GOES_ON, "    return made is None or partition not in made.closed\n"),
+            Edit("machines/groups/gates.py", IS_OPEN, ""),
             Edit(
                 "machines/groups/standing.py",
                 "        end = min(topic.log_end(partition), topic.stable_end(partition))\n",

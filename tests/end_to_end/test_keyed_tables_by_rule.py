@@ -402,6 +402,34 @@ def test_what_was_not_committed_of_a_share_by_hand_is_processed_anew_by_another_
     asyncio.run(run())
 
 
+def test_the_owner_of_a_key_is_not_the_former_one_where_a_marker_follows_the_last_commit(
+    address: str, topic: str
+) -> None:
+    """The layout ends in a marker: what is committed by record lies before its end, and nothing is left to read."""
+
+    async def run() -> None:
+        async with Admin(address) as admin, Producer(address, transactional_id=topic) as producer:
+            await admin.create_topics(topic, partitions=1)
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            for key in KEYS:
+                await producer.send(topic, b"1", key=key)
+            await producer.commit_transaction()
+            await admin.resize(topic, 2)
+        moved = next(key for key in KEYS if place(placement_hash(key), 1, 2) == 1)
+        await send(address, topic, moved)
+        async with made(address, topic, topic) as (consumer, table):
+            left = await polled(consumer, len(KEYS))
+            assert (await table.owner_of(moved)).partition.partition == 0, "not all is read"
+            await consumer.commit({(topic, 0): left[-1].offset + 1})
+            (record,) = await polled(consumer, 1)
+            assert (record.key, record.partition) == (moved, 1)
+            owner = await table.owner_of(moved)
+            assert owner.partition.partition == 1 and owner.member is not None and table.owns(moved)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_a_share_by_hand_that_is_assigned_again_begins_where_its_keys_stand(
     address: str, topic: str, reset: str

@@ -12,7 +12,6 @@ from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.groups import GroupAdmin
 from anabranch.client.admin.load import describe_load
-from anabranch.client.admin.slices import HeldSlices, describe_slices
 from anabranch.client.admin.transactions import TransactionDescription, description_of
 from anabranch.client.cluster.coordinator import TRANSACTION, Coordinator
 from anabranch.client.cluster.metadata import (
@@ -288,16 +287,6 @@ class Admin(GroupAdmin):
         does not exist, or does not allow fetches of ranges.
         """
         return await describe_load(self._cluster, [topics] if isinstance(topics, str) else list(topics))
-
-    async def describe_slices(
-        self, group_id: str, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, list[HeldSlices]]:
-        """Return which members of a group hold slices of partitions, in the order of their first ones.
-
-        Groups have slices where members fetch with `share="any"`. Partitions of which nothing is held are left out,
-        and those whose leader is not known, or does not know slices. Raises `ApiError`.
-        """
-        return await describe_slices(self._cluster, group_id, partitions)
 
     async def lineage(self, topic: str) -> Lineage:
         """Return the lineage of a topic: its layouts and the offsets at which they end."""

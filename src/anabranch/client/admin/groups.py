@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.client.admin.progress import with_gaps
+from anabranch.client.admin.slices import HeldSlices, describe_slices
 from anabranch.client.cluster.connection import ConnectError, DisconnectedError
 from anabranch.client.cluster.coordinator import Coordinator
 from anabranch.client.cluster.metadata import Cluster
@@ -211,7 +212,8 @@ class GroupAdmin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return a group's committed offsets, by default of all partitions; those without an offset are left out.
 
-        Where a member has committed ranges of offsets, the group is described, too, for the owners of the gaps.
+        Where a member has committed ranges of offsets, the group is described, too, and the slices that members hold,
+        for the owners of the gaps.
         With `require_stable` it waits for transactions that have committed offsets and have not ended, and raises
         `ApiError` UNSTABLE_OFFSET_COMMIT if they do not. A partition's first offset is waited for if the partition is
         asked for by name.
@@ -227,9 +229,20 @@ class GroupAdmin:
                 raise ApiError(result, f"the committed offset of {tp} cannot be read")
             if result.offset >= 0:
                 offsets[tp] = result
-        if not any(at.ranges for at in offsets.values()):
+        ranged = [tp for tp, at in offsets.items() if at.ranges]
+        if not ranged:
             return offsets
-        return with_gaps(offsets, await self._members(group))
+        return with_gaps(offsets, await self._members(group), await self.describe_slices(group, ranged))
+
+    async def describe_slices(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[HeldSlices]]:
+        """Return which members of a group hold slices of partitions, in the order of their first ones.
+
+        Groups have slices where members fetch with `share="any"`. Partitions of which nothing is held are left out,
+        and those whose leader is not known, or does not know slices. Raises `ApiError`.
+        """
+        return await describe_slices(self._cluster, group_id, partitions)
 
     async def _members(self, group: str) -> tuple[MemberDescription, ...]:
         """Return a group's members; none if the group was deleted."""

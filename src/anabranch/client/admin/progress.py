@@ -17,17 +17,31 @@ from anabranch.machines.keyspace import SPACE, Interval
 
 if TYPE_CHECKING:
     from anabranch.client.admin.groups import MemberDescription
+    from anabranch.client.admin.slices import HeldSlices
 
 
 def with_gaps(
-    committed: Mapping[TopicPartition, OffsetAndMetadata], members: Iterable[MemberDescription]
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    members: Iterable[MemberDescription],
+    slices: Mapping[TopicPartition, Iterable[HeldSlices]],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Add the gaps below the ranges of offsets, and their owners, to a group's committed offsets."""
-    listed = list(members)
-    return {
-        tp: at._replace(gaps=gaps_of(at, {member.member_id: member.keys(tp) for member in sorted_by_keys(listed, tp)}))
-        for tp, at in committed.items()
-    }
+    """Add the gaps below the ranges of offsets, and their owners, to a group's committed offsets.
+
+    `slices`: what members hold of partitions that they fetch without keys.
+    """
+    listed, found = list(members), dict[TopicPartition, OffsetAndMetadata]()
+    for tp, at in committed.items():
+        if tp in slices:
+            gaps = tuple(gap._replace(owners=holders_of(gap, slices[tp])) for gap in gaps_of(at, {}))
+        else:
+            gaps = gaps_of(at, {member.member_id: member.keys(tp) for member in sorted_by_keys(listed, tp)})
+        found[tp] = at._replace(gaps=gaps)
+    return found
+
+
+def holders_of(gap: Gap, slices: Iterable[HeldSlices]) -> tuple[str, ...]:
+    """Return the ids of the members that hold slices in a gap, or before it and behind it."""
+    return tuple(held.member_id for held in slices if held.first_offset <= gap.end and held.last_offset >= gap.start)
 
 
 def sorted_by_keys(members: Iterable[MemberDescription], tp: TopicPartition) -> list[MemberDescription]:

@@ -42,7 +42,11 @@ class Gap(NamedTuple):
     end: int
     """Inclusive."""
     owners: tuple[str, ...] = ()
-    """The ids of the members that own keys whose next offset is not above `end`, ascending by their keys."""
+    """The ids of the members that own keys whose next offset is not above `end`, ascending by their keys.
+
+    Where members fetch with `share="any"`, of those that hold slices there, by their first ones: an assignment says
+    nothing of who has them.
+    """
 
 
 class OffsetAndMetadata(NamedTuple):

@@ -1,6 +1,8 @@
 """Who owns a key: the member of the group that is given the key's next records.
 
-While the group has yet to read a partition that held the key in an earlier layout, that is this partition's owner.
+While the group has yet to read a partition that held the key in an earlier layout, that is this partition's owner. What
+it has committed may lie before the end of that layout though nothing is left to read: markers, aborted records, deleted
+ones. So the partition is read from there on, as far as the next record.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from anabranch.client.admin.groups import MemberDescription
 from anabranch.client.consumer.consumer import Consumer
 from anabranch.client.consumer.offsets import OffsetAndMetadata
 from anabranch.client.table.changelog import connection_of
+
+LOOK_S, LOOKS_MS = 0.2, 5_000
+"""The time for which a poll, and all polls, wait for a record that is left."""
 
 
 class Owner(NamedTuple):
@@ -46,12 +51,28 @@ class Owners:
         for stay in history.stays:
             held = TopicPartition(self._source, stay.partition)
             at = committed.get(held)
-            left = stay.end is not None and stay.start is not None and stay.end > stay.start
-            if left and (at is None or (stay.end is not None and _next_of(place, at) < stay.end)):
+            if stay.end is None or stay.start is None or stay.end <= stay.start:
+                continue
+            if at is None or await self._is_left(held, _next_of(place, at), stay.end):
                 tp = held
                 break
         owners = (one for one in group.members if any(start <= place <= end for start, end in one.keys(tp)))
         return Owner(tp, next(owners, None))
+
+    async def _is_left(self, tp: TopicPartition, offset: int, end: int) -> bool:
+        """Whether a record can be read between two offsets; True while an open transaction holds that up."""
+        if offset >= end:
+            return False
+        settings = self._consumer.settings
+        level, given = settings.isolation_level, connection_of(settings)
+        async with Consumer(**given, isolation_level=level, auto_offset_reset="earliest") as reader:
+            reader.assign([tp])
+            await reader.seek(*tp, offset)
+            until = reader.driver.now_ms() + LOOKS_MS
+            while (position := await reader.position(*tp)) < end and reader.driver.now_ms() < until:
+                for record in await reader.poll(LOOK_S):
+                    return record.offset < end
+            return position < end
 
 
 def _next_of(place: int, at: OffsetAndMetadata) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.client import Gap, MemberDescription, OffsetAndMetadata
 from anabranch.client.admin.groups import GroupAdmin
 from anabranch.client.admin.progress import gaps_of, owners_of, sorted_by_keys
+from anabranch.client.admin.slices import HeldSlices
 from anabranch.machines.key_ranges import WHOLE, Ranges
 from anabranch.machines.keyspace import SPACE, SPACE_END, Interval, cuts
 
@@ -68,12 +70,19 @@ class Group(GroupAdmin):
         self._at = at
         self._found = members
         self.described = 0
+        self.slices: dict[TopicPartition, list[HeldSlices]] = {}
 
     def _offsets(self, group: str) -> Any:
         return self
 
     async def fetch(self, *args: Any, **named: Any) -> dict[TopicPartition, OffsetAndMetadata]:
         return {TP: self._at}
+
+    async def describe_slices(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, list[HeldSlices]]:
+        assert list(partitions) == [TP]
+        return self.slices
 
     async def _describe_group(self, name: str) -> Any:
         self.described += 1
@@ -90,6 +99,17 @@ def test_offsets_are_listed_with_gaps_and_the_group_is_described_only_for_them()
     at = OffsetAndMetadata(43, ranges=[(45, 47)])
     found = asyncio.run(Group(at, members).list_group_offsets("g"))
     assert found == {TP: at._replace(gaps=(Gap(43, 44, ("first", "second")),))}
+
+
+def test_a_gap_is_with_the_members_that_hold_its_slices_whatever_is_assigned() -> None:
+    at = OffsetAndMetadata(10, ranges=[(20, 29), (40, 49), (70, 79)])
+    group = Group(at, (member("assigned", (LOW, UP)),))
+    group.slices = {TP: [HeldSlices("one", 1, 5, 10, 14), HeldSlices("two", 2, 20, 15, 59)]}
+    gaps = asyncio.run(group.list_group_offsets("g"))[TP].gaps
+    assert gaps == (Gap(10, 19, ("one", "two")), Gap(30, 39, ("two",)), Gap(50, 69, ("two",)))
+    group.slices = {TP: [HeldSlices("two", 1, 5, 30, 34)]}
+    gaps = asyncio.run(group.list_group_offsets("g"))[TP].gaps
+    assert [gap.owners for gap in gaps] == [(), ("two",), ()], "nobody has claimed the others yet"
 
 
 def test_a_group_that_is_deleted_meanwhile_has_gaps_without_owners_and_other_errors_are_raised() -> None:
