@@ -120,6 +120,36 @@ def test_without_its_metadata_a_broker_refuses_logs_and_a_repair_restores_them(
     broker.stop()
 
 
+def test_a_flipped_bit_of_the_last_changes_is_refused_and_a_repair_has_them(tmp_path: Path) -> None:
+    """They are in SQLite's write-ahead log, and SQLite takes them back without a word, a config, too."""
+    metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t", **{"retention.ms": "604800000"})
+        until(lambda: has(copy, b"604800000"))
+        client.produce("t", 0, batch([b"kept"]))
+        broker.kill()
+    log = metadata.with_name(metadata.name + "-wal")
+    data = bytearray(log.read_bytes())
+    data[40] ^= 1
+    log.write_bytes(data)
+    before = files(tmp_path)
+    for _ in range(2):  # It is found again: nothing was changed.
+        broker.start(expect_ready=False)
+        assert broker.wait() == 1
+        reason = broker.said("error", "the broker cannot start")[-1]["reason"]
+        assert "metadata.sqlite-wal is damaged" in reason and "anabranch repair" in reason
+        assert files(tmp_path) == before
+    told, _ = run("", "repair", "--data", tmp_path)
+    assert "would restore metadata.sqlite from metadata-copy.sqlite" in told and files(tmp_path) == before
+    run("", "repair", "--data", tmp_path, "--apply")
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"kept")]
+    assert "604800000" in run(broker.address, "topic", "config", "t")[0]
+    assert broker.stop() == 0
+
+
 def test_a_flipped_bit_of_a_config_is_refused_and_a_repair_takes_this_node_from_the_copy(tmp_path: Path) -> None:
     metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
     broker = soon(tmp_path).start()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.directories import KINDS, LEFT_OUT, Case
+from tests.fuzz.directories import KINDS, Case
 from tests.support.thorough import thorough
 
 
@@ -19,4 +19,4 @@ def test_what_was_acknowledged_is_there_or_a_sentence_tells_why_not(tmp_path: Pa
 
 def test_every_kind_of_file_has_its_turn(tmp_path: Path) -> None:
     kinds = {Case(seed, tmp_path).kind for seed in range(100)}
-    assert kinds == set(KINDS) - LEFT_OUT
+    assert kinds == set(KINDS)

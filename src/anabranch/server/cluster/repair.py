@@ -4,8 +4,9 @@ The logs of a data directory belong to the topics in its metadata. Without the m
 would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
 seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
 leader epochs, and producer ids that were handed out. Where only some nodes are damaged, and the copy has them as they
-were written, these nodes alone are taken from it. Logs that the copy does not have are moved out of the way into
-`unknown/`; a log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed.
+were written, these nodes alone are taken from it. Where the write-ahead log is damaged, the later one counts: the copy,
+or what is sound. Logs that the copy does not have are moved out of the way into `unknown/`; a log whose recorded start
+is lost starts at its first file; damaged snapshots of producers are renamed.
 Nothing is deleted.
 """
 
@@ -94,7 +95,15 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
     if found is None and not logs and not directory.term and not _has_bytes(path):
         return []  # No broker has started here.
     originals = None if found is None else _originals(found.damaged, copied)
-    if found is not None and originals is not None:
+    if found is not None and originals is not None and found.is_cut:
+        tree = {**found.sound, **originals}
+        if _fits(directory, logs, tree) and not _is_behind(tree, copied):
+            text = (
+                f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
+                f"{path.name}-wal is damaged, are lost"
+            )
+            return [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+    elif found is not None and originals is not None:
         tree = {**found.sound, **originals}
         if _fits(directory, logs, tree):
             if not originals:
@@ -110,6 +119,12 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
             "copy of your own."
         )
     return _whole_copy_steps(directory, copied.sound, logs)
+
+
+def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
+    """Whether the copy has changes that a tree does not have."""
+    rows = () if copied is None or copied.damaged else copied.sound.values()
+    return any(row.path not in tree or row.version > tree[row.path].version for row in rows if not row.session)
 
 
 def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> list[Step]:

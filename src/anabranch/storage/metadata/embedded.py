@@ -201,6 +201,10 @@ class _Database:
         self._path = path
         self.changes = 1
         """Grows with every change."""
+        try:
+            table.check_log(path)  # Before SQLite opens it: it takes back what follows damage, and says nothing.
+        except UNREADABLE as error:
+            raise self._refused(error) from error
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
         try:
             table.check_header(path)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +146,14 @@ def check_header(path: Path) -> None:
             raise sqlite3.DatabaseError("its header says that it cannot be written")
 
 
+def check_log(path: Path) -> None:
+    """Compare the write-ahead log of a file that nobody has open. sqlite3.DatabaseError, OSError."""
+    if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-shm")):
+        from anabranch.storage.metadata import wal  # With NumPy, after a kill alone.
+
+        wal.check(path)
+
+
 def rows(database: sqlite3.Connection) -> Generator[Row, None, None]:
     """Read all rows, sound ones and others. sqlite3.DatabaseError where the file is no sound database."""
     found = database.execute(SOUND).fetchone()[0]
@@ -196,12 +206,22 @@ class Found:
     sound: dict[str, Row]
     damaged: dict[str, Row]
     """Those that do not fit their checksums."""
+    is_cut: bool = False
+    """Whether the write-ahead log is damaged: the nodes are as they were before its last transactions."""
 
 
 def read_tree(path: Path) -> Found | None:
     """Read all nodes of a file that no broker uses; None where it is missing, empty or no sound database. Blocks."""
     if not (path.exists() and path.stat().st_size):
         return None
+    try:
+        check_log(path)
+    except UNREADABLE:
+        return _read_cut(path)
+    return _read(path)
+
+
+def _read(path: Path) -> Found | None:
     found = Found({}, {})
     try:
         check_header(path)
@@ -210,6 +230,19 @@ def read_tree(path: Path) -> Found | None:
                 (found.sound if row.is_sound else found.damaged)[row.path] = row
     except UNREADABLE:
         return None
+    return found
+
+
+def _read_cut(path: Path) -> Found | None:
+    """Read a file whose write-ahead log is damaged, elsewhere: opened, it would look sound from then on."""
+    with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
+        other = Path(name) / path.name
+        for suffix in ("", "-wal"):
+            if (file := path.with_name(path.name + suffix)).exists():
+                shutil.copyfile(file, other.with_name(other.name + suffix))
+        found = _read(other)
+    if found is not None:
+        found.is_cut = True
     return found
 
 
