@@ -228,15 +228,15 @@ def test_a_segment_ends_by_size_or_by_time_if_it_is_large_or_old_enough_for_its_
 
 
 class HeldDisk(Disk):
-    """A disk on which a file is removed when it is said so; counts those that were removed."""
+    """A disk on which so many files are removed as are said to be; counts those that were removed."""
 
     def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.begun, self.go_on = threading.Event(), threading.Semaphore(0)
         self.removed = 0
 
     def unlink(self, path: Path) -> None:
         self.begun.set()
-        assert self.go_on.wait(5)
+        assert self.go_on.acquire(timeout=5)
         super().unlink(path)
         self.removed += 1
 
@@ -260,7 +260,7 @@ def test_many_logs_that_remove_files_keep_no_other_work_waiting(tmp_path: Path) 
         removals = [asyncio.ensure_future(log.remove_dropped()) for log in logs]
         assert await asyncio.to_thread(disk.begun.wait, 20)
         await asyncio.wait_for(asyncio.to_thread(int), 3)
-        disk.go_on.set()
+        disk.go_on.release(9 * len(logs))
         await asyncio.gather(*removals)
 
     asyncio.run(story())
@@ -277,13 +277,13 @@ def test_a_log_that_is_closed_removes_no_file_any_more_and_may_be_opened_again(t
         assert await asyncio.to_thread(disk.begun.wait, 20)
         closing = asyncio.ensure_future(asyncio.to_thread(log.close))
         await asyncio.wait([closing], timeout=0.2)
-        assert not closing.done(), "it waits for the file that is being removed"
-        disk.go_on.set()
+        assert not closing.done(), "it waits for the files that are being removed"
+        disk.go_on.release(3)
         await closing
-        removed = disk.removed
-        assert removed < 9
+        assert disk.removed == 3, "those of one segment"
+        disk.go_on.release(9)
         await removal
-        assert disk.removed == removed
+        assert disk.removed == 3
 
     asyncio.run(story())
     again = LocalLog.open(tmp_path / "t-0", CONFIG, disk=Disk())
