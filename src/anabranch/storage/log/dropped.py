@@ -55,8 +55,9 @@ class DroppedSegments:
 
     def close(self) -> None:
         """Leave all files that are left, when this returns. Blocks while one file is removed."""
+        self._closed = True  # Before the lock: the thread would take it again for the next file.
         with self._file:
-            self._closed = True
+            pass
 
     async def remove(self) -> None:
         """Remove the files of all segments; what cannot be removed stays until the next start.
