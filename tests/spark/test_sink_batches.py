@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,16 +13,27 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin, Producer
+from anabranch.spark.options import UnreachableError
 from anabranch.spark.sink import decision
 from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.task import Attempt, SinkError, write
 from anabranch.spark.sink.writer import BatchWriter, TaskWritten
 from tests.spark.test_sink import committed
+from tests.support.broker import running
 
 NAMES = ("key", "value")
 SCHEMA = StructType([StructField(name, BinaryType()) for name in NAMES])
 TASKS = 4
 ALL = [*range(TASKS * 10)]
+
+
+def write_one(address: str, topic: str | None, column: str | None = None, **options: str) -> None:
+    """Write a row to a topic that the option names, or the column."""
+    given = {"kafka.bootstrap.servers": address, "kafka.max.block.ms": "500", "kafka.delivery.timeout.ms": "31000"}
+    given |= {"topic": topic} if topic else {}
+    names = NAMES if column is None else (*NAMES, "topic")
+    row = pa.record_batch([pa.array([b"x"]), pa.array([b"x"]), pa.array([column], pa.string())], (*NAMES, "topic"))
+    write(parse({**given, **options}), names, Attempt("one", 0, 0), iter([row]))
 
 
 class OneBatch:
@@ -160,3 +172,40 @@ def test_commits_that_can_no_longer_succeed_are_not_tried_one_after_the_other(ad
     with Gone(address) as admin:
         ended = [batch.writer.end(admin, batch.prepared(task), commit=True) for task in range(TASKS)]
     assert ended == [False] * TASKS and len(asked) == 1
+
+
+DELIVERIES = ({"delivery": "exactly-once"}, {"delivery": "at-least-once"})
+
+
+@pytest.mark.parametrize("options", DELIVERIES, ids=str)
+def test_a_write_without_a_broker_names_the_option_and_the_address(options: dict[str, str]) -> None:
+    with pytest.raises(
+        (UnreachableError, SinkError), match=r"^kafka.bootstrap.servers is 127.0.0.1:1\b.* no connection"
+    ):
+        write_one("127.0.0.1:1", "t", **options)
+
+
+@pytest.mark.parametrize("options", DELIVERIES, ids=str)
+@pytest.mark.parametrize(
+    ("topic", "column", "named"),
+    [
+        ("nowhere", None, "topic is 'nowhere'"),
+        (None, "nowhere", "the column topic names the topics"),
+    ],
+)
+def test_a_write_to_a_topic_that_does_not_exist_names_it_and_who_names_it(
+    address: str, topic: str | None, column: str | None, named: str, options: dict[str, str]
+) -> None:
+    says = f"^kafka.bootstrap.servers is {address}, {named}: .*there is no topic 'nowhere'; create it first"
+    with pytest.raises(SinkError, match=says):
+        write_one(address, topic, column, **options, **{"kafka.allow.auto.create.topics": "false"})
+
+
+def test_a_commit_without_a_broker_names_the_option_and_the_address(tmp_path: Path) -> None:
+    with running(tmp_path / "own") as own:
+        with Admin(own.address) as admin:
+            admin.create_topics("stopped", partitions=2)
+        batch = OneBatch(own.address, "stopped", lambda address: Admin(address, default_api_timeout_ms=500))
+        own.stop()
+        with pytest.raises(UnreachableError, match=f"^kafka.bootstrap.servers is {own.address}: no connection"):
+            batch.writer.commit([*batch.messages])

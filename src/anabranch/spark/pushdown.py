@@ -45,7 +45,7 @@ class Range:
         return above and below and (self.values is None or value in self.values)
 
     def narrow(self, at: AtTimestamp, first: dict[int, int], last: dict[int, int]) -> None:
-        """Narrow the offsets to read, `first` to `last` of every partition of a topic.
+        """Narrow the offsets to read, `first` to `last` of every partition of a topic; none leaves these bounds.
 
         A time at or before the epoch narrows nothing: no record is older, and ListOffsets takes times below 0 for
         names of other offsets (-1 is the latest).
@@ -54,13 +54,14 @@ class Range:
             found = at(self.low)
             for partition in first:
                 offset = found.get(partition, -1)
-                first[partition] = max(first[partition], offset) if offset >= 0 else last[partition]
+                known = offset >= 0
+                first[partition] = max(first[partition], min(offset, last[partition])) if known else last[partition]
         for partition in list(first):
             if self.column == "partition" and not self.holds(partition):
                 last[partition] = first[partition]
             elif self.column == "offset":
                 if self.low is not None:
-                    first[partition] = max(first[partition], self.low)
+                    first[partition] = max(first[partition], min(self.low, last[partition]))
                 if self.high is not None:
                     last[partition] = min(last[partition], self.high + 1)
 

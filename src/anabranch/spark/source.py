@@ -249,10 +249,8 @@ class BatchReader(_Reader, DataSourceReader):
                 losses += found.losses
                 first = dict(found.positions)
                 last = {partition: min(end[topic].get(partition, 0), snapshot.ends[partition]) for partition in first}
-                ends = {partition: max(first[partition], offset) for partition, offset in last.items()}
                 for range_ in self.pushed.ranges:
                     range_.narrow(lambda at, topic=topic: reader.at_timestamp(topic, at), first, last)  # type: ignore[misc]
-                first = {partition: min(offset, ends[partition]) for partition, offset in first.items()}
                 start[topic] = first
                 end[topic] = {partition: max(offset, first[partition]) for partition, offset in last.items()}
             self._report(losses)

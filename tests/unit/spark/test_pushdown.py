@@ -83,6 +83,7 @@ def test_other_filters_are_left_to_spark(filter_: Filter) -> None:
         (LessThanOrEqual(OFFSET, 7), {0: 2, 1: 5}, {0: 8, 1: 8}),
         (LessThan(OFFSET, 7), {0: 2, 1: 5}, {0: 7, 1: 7}),
         (EqualTo(OFFSET, 7), {0: 7, 1: 7}, {0: 8, 1: 8}),
+        (GreaterThanOrEqual(OFFSET, 15), {0: 9, 1: 15}, {0: 9, 1: 20}),
     ],
 )
 def test_filters_on_partitions_and_offsets_leave_fewer_offsets(
@@ -95,6 +96,7 @@ def test_filters_on_partitions_and_offsets_leave_fewer_offsets(
         range_.narrow(lambda _: {}, starts, ends)
     read = {p: (starts[p], ends[p]) for p in starts if starts[p] < ends[p]}
     assert read == {p: (first[p], last[p]) for p in first if first[p] < last[p]}
+    assert starts[0] <= 9 and starts[1] <= 20, "nothing begins beyond the end of what is to be read"
 
 
 def test_a_filter_on_time_says_where_to_begin_and_is_evaluated_by_spark_too() -> None:

@@ -52,6 +52,8 @@ class _Topic:
     """Of the partitions that existed, when they were last seen."""
     layout: int = 0
     """The one that ruled then."""
+    layouts: dict[int, int] = field(default_factory=dict)
+    """The one that ruled when a partition was last read, which `assign` may have left out since."""
     last: dict[int, tuple[int, int]] = field(default_factory=dict)
     """What the last micro-batch read."""
 
@@ -112,6 +114,7 @@ def _follow(plan: Mapping[str, Any], topics: dict[str, _Topic]) -> list[str]:
     for topic, now in ranges.items():
         problems += _begin(topic, plan["topics"][topic], topics[topic], now)
         topics[topic].done.update({partition: end for partition, (_, end) in now.items()})
+        topics[topic].layouts.update(dict.fromkeys(now, topics[topic].layout))
         topics[topic].last = now
     return problems
 
@@ -135,7 +138,9 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
             if start < done:
                 yield f"{name}: offsets {start} to {done} are read again"
             elif (
-                start > done and start == log_start[partition] and start <= _folded_to(known, partition, before.layout)
+                start > done
+                and start == log_start[partition]
+                and start <= _folded_to(known, partition, before.layouts.get(partition, before.layout))
             ):
                 continue
             elif start > done and start == log_start[partition]:

@@ -8,7 +8,8 @@ whether they may be those of the decision. A worker process keeps its connection
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,8 +19,11 @@ import pyarrow as pa
 
 from anabranch.base.errors import AnabranchError, ApiError
 from anabranch.client import OffsetAndMetadata, PreparedTransaction
+from anabranch.client.cluster.connection import ConnectError, DisconnectedError
+from anabranch.client.producer.delivery import DeliveryError
 from anabranch.client.producer.transactions import FENCED
 from anabranch.client.sync import Admin, Producer
+from anabranch.spark.options import SERVERS, unreachable
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
 
@@ -55,13 +59,32 @@ class Written:
     """That of all rows of the task, also of those that an earlier attempt has written."""
 
 
+@contextmanager
+def naming(options: SinkOptions) -> Iterator[None]:
+    """Let the errors of clients say which options of a write they are about."""
+    try:
+        yield
+    except (ConnectError, DisconnectedError) as error:
+        raise unreachable(options.servers, error) from error
+    except DeliveryError as error:
+        topic = "the column topic names the topics" if options.topic is None else f"topic is '{options.topic}'"
+        raise SinkError(f"{SERVERS} is {options.servers}, {topic}: {error}") from error
+
+
 def write(options: SinkOptions, names: tuple[str, ...], attempt: Attempt, batches: Iterable[pa.RecordBatch]) -> Written:
     """Write the rows of a task. After an exception nothing of them becomes visible."""
+    with naming(options):
+        return _write(options, names, attempt, batches)
+
+
+def _write(
+    options: SinkOptions, names: tuple[str, ...], attempt: Attempt, batches: Iterable[pa.RecordBatch]
+) -> Written:
     if not options.exactly_once:
         with Producer(options.servers, **options.producer) as producer:
             _send(producer, options, names, batches)
         return Written(attempt)
-    admin = admin_of(options.servers, os.getpid())
+    admin = admin_of(options.servers, options.producer.get("max_block_ms"), os.getpid())
     query = attempt.names(options)
     transactional_id = query.task(attempt.task)
     decided = decided_in(admin, query)
@@ -193,10 +216,11 @@ def _send(
 
 
 @lru_cache(maxsize=4)
-def admin_of(servers: str, process_id: int) -> Admin:
-    """The admin client of this process for some brokers."""
+def admin_of(servers: str, max_block_ms: int | None, process_id: int) -> Admin:
+    """The admin client of this process for some brokers, which is as patient as the producers of its tasks."""
     del process_id  # A client belongs to the process that made it.
-    return Admin(servers, client_id="anabranch-spark")
+    patience = {} if max_block_ms is None else {"default_api_timeout_ms": max_block_ms}
+    return Admin(servers, client_id="anabranch-spark", **patience)
 
 
 def decided_in(admin: Admin, query: decision.Names) -> decision.Decision | None:

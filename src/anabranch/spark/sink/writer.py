@@ -23,7 +23,6 @@ from pyspark.sql.types import StructType
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.client import PreparedTransaction
 from anabranch.client.sync import Admin
-from anabranch.spark.options import unreachable
 from anabranch.spark.sink import decision, rows
 from anabranch.spark.sink.options import SinkOptions
 from anabranch.spark.sink.planned import planned_ms
@@ -35,6 +34,7 @@ from anabranch.spark.sink.task import (
     decided_in,
     ended,
     is_written,
+    naming,
     refuse_older,
     refuse_other,
     write,
@@ -63,11 +63,8 @@ class _Writer(Sent):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
         self.names = rows.check(schema, options.topic)
-        try:
-            with self.admin() as admin:
-                admin.describe_cluster()
-        except (ConnectionError, TimeoutError) as error:  # Here, and not a minute later in every task.
-            raise unreachable(options.servers, error) from error
+        with naming(options), self.admin() as admin:
+            admin.describe_cluster()  # Whoever cannot be reached is named here, and not a minute later in every task.
 
     def finish(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> decision.Decision | None:
         """Decide that a micro-batch becomes visible, and commit the transactions of its tasks. Repeat it at will.
@@ -164,12 +161,12 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Make a micro-batch visible."""
-        with self.admin() as admin:
+        with naming(self.options), self.admin() as admin:
             self.finish(admin, messages, batchId)  # type: ignore[arg-type]
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Drop a micro-batch."""
-        with self.admin() as admin:
+        with naming(self.options), self.admin() as admin:
             self.give_up(admin, messages, batchId)  # type: ignore[arg-type]
 
 
@@ -189,14 +186,14 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the rows visible."""
-        with self.admin() as admin:
+        with naming(self.options), self.admin() as admin:
             made = self.finish(admin, messages, ONLY_BATCH)  # type: ignore[arg-type]
             if made is not None:
                 self._forget(admin, made)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Drop the rows."""
-        with self.admin() as admin:
+        with naming(self.options), self.admin() as admin:
             self.give_up(admin, messages, ONLY_BATCH)  # type: ignore[arg-type]
 
     def check_open(self, admin: Admin, prepared: Mapping[int, PreparedTransaction]) -> None:
