@@ -224,7 +224,9 @@ def test_wrong_arguments_are_sentences(spark: SparkSession, columns: str, argume
 
 def test_the_example_of_the_guide_can_be_planned(spark: SparkSession, address: str) -> None:
     example = next(each for each in python_examples("docs/spark.md", address) if "KeyState[Balance]" in each)
-    names: dict[str, Any] = {"spark": spark, "options": Flow(address, "booked").options()}
+    with Admin(address) as admin:
+        admin.create_topics("bookings", partitions=2)
+    names: dict[str, Any] = {"spark": spark}
     exec(compile(example, "docs/spark.md", "exec"), names)
     assert names["balances"].isStreaming and names["balances"].columns == ["account", "bookings", "amount"]
     state = KeyState(names["Balance"](1, 2.0), False, Times(0), names["balances"])

@@ -68,6 +68,9 @@ REFUSED = {
     "kafka.interceptor.classes": "interceptors are Java classes, and no Java client is used",
 }
 
+SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+"""How names of options begin that neither a read nor a write can follow."""
+
 
 class OptionError(AnabranchError, ValueError):
     """An invalid option; the message names the valid alternative."""
@@ -202,6 +205,11 @@ def named(given: Mapping[str, str], known: Collection[str], refused: Mapping[str
         lower = name.lower()
         if lower in wrong:
             raise OptionError(f"The option {wrong[lower]} is not supported: {refused[wrong[lower]]}.")
+        if lower.startswith(SECURITY):
+            raise OptionError(
+                f"The option {name} is not supported: connections to brokers are plain, without TLS and SASL. Leave it "
+                "out, and name a PLAINTEXT listener, or the near end of a tunnel."
+            )
         if lower not in proper:
             raise OptionError(f"There is no option '{name}'. {_alternative(lower, proper)}")
         options[proper[lower]] = value

@@ -9,6 +9,7 @@ from anabranch.spark.options import (
     EARLIEST,
     LATEST,
     OPTIONS,
+    REFUSED,
     Bound,
     OptionError,
     did_you_mean,
@@ -17,6 +18,7 @@ from anabranch.spark.options import (
     parse,
 )
 from anabranch.spark.reader import _reader, range_settings
+from anabranch.spark.sink import options as sink
 from anabranch.spark.snapshot import SnapshotReader, connection_settings
 from tests.support.broker import ROOT
 
@@ -91,6 +93,12 @@ def test_partitions_can_be_assigned_one_by_one() -> None:
         ({**LEAST, "kafka.max.partition.fetch.byte": "1"}, "Did you mean kafka.max.partition.fetch.bytes?"),
         ({**LEAST, "zzz": "1"}, "There are bootstrap.servers, subscribe"),
         ({**LEAST, "kafka.auto.offset.reset": "latest"}, "set startingOffsets instead"),
+        (
+            {**LEAST, "kafka.security.protocol": "SASL_SSL"},
+            "kafka.security.protocol is not supported: connections to br",
+        ),
+        ({**LEAST, "kafka.sasl.jaas.config": "x"}, "kafka.sasl.jaas.config is not supported: connections to brokers"),
+        ({**LEAST, "Kafka.SSL.truststore.location": "x"}, "without TLS and SASL. Leave it out, and name a PLAINTEXT"),
         ({**LEAST, "minOffsetsPerTrigger": "5"}, "processing-time trigger"),
         ({**LEAST, "maxOffsetsPerTrigger": "0"}, "must be 1 or more; it is 0"),
         ({**LEAST, "maxOffsetsPerTrigger": "many"}, "must be a whole number; it is 'many'"),
@@ -151,6 +159,15 @@ def test_every_option_is_in_the_table_of_the_guide_and_no_other() -> None:
     table = text.partition("## Options")[2].partition("\n### ")[0]
     firsts = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert {name for first in firsts for name in re.findall(r"`([\w.]+)`", first)} == {*OPTIONS, *CLIENT_SETTINGS}
+
+
+def test_every_refused_option_is_in_the_table_of_the_guide_and_no_other() -> None:
+    text = (ROOT / "docs" / "spark.md").read_text(encoding="utf-8")
+    table = text.partition("### Connections")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    for kind, refused in (("reads", REFUSED), ("writes", sink.REFUSED)):
+        named = {name for first, of in rows if kind in of for name in re.findall(r"`([\w.]+)`", first)}
+        assert named == set(refused)
 
 
 def test_every_client_setting_reaches_the_clients() -> None:

@@ -21,6 +21,11 @@ def test_what_is_refused_says_what_to_do_instead(name: str) -> None:
         parse({**LEAST, name.upper(): "1"})
 
 
+def test_a_write_is_not_secured_either() -> None:
+    with pytest.raises(OptionError, match=r"kafka.security.protocol is not supported: .* without TLS and SASL"):
+        parse({**LEAST, "kafka.security.protocol": "SSL"})
+
+
 def test_how_long_a_batch_is_sent_again_is_said_instead_of_how_often() -> None:
     with pytest.raises(OptionError, match=r"kafka.retries is not supported: .* kafka.delivery.timeout.ms"):
         parse({**LEAST, "kafka.retries": "3"})
