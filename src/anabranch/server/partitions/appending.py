@@ -155,8 +155,13 @@ class Appender:
         return produced
 
     def _resume_logs(self, ancestors: Sequence[Partition]) -> Produced | None:
-        """Have the logs that a decision reads take appends again after a failed sync; the answer if one cannot."""
+        """Have the logs that a decision reads take appends again after a failed sync; the answer if one cannot.
+
+        Of a partition that is offline nobody knows what it was sent: a repetition would be taken for a new batch.
+        """
         for each in ancestors:
+            if each.offline_reason is not None:
+                return Produced(ErrorCode.KAFKA_STORAGE_ERROR)
             try:
                 each.log.resume(self._steady_ms)
             except OSError as failure:

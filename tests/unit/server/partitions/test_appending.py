@@ -109,6 +109,18 @@ def test_a_batch_is_redirected_under_another_id_and_nothing_else_of_it_changes(l
     assert local[1].log.end == 1
 
 
+def test_a_producer_that_may_be_known_to_an_offline_partition_alone_is_refused(local: LocalReplicas) -> None:
+    """What was redirected there, and is repeated, would be appended again."""
+    local.resize(2)
+    local.resize(1)
+    assert produce(local, 1, batch(0)).error is OK
+    assert [header.producer_id for header in log(local, 0)] == [redirected(7, 1)]
+    local.resize(2)
+    local[0].take_offline("its log is damaged")
+    assert produce(local, 1, batch(0)).error is ErrorCode.KAFKA_STORAGE_ERROR
+    assert produce(local, 1, batch()).error is OK, "a batch without a producer is none that is repeated"
+
+
 def test_until_the_survivor_has_its_role_nothing_is_redirected_and_the_refusal_is_remembered(
     local: LocalReplicas,
 ) -> None:
