@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,6 +233,9 @@ def _read(path: Path) -> Found | None:
 
 def _read_cut(path: Path) -> Found | None:
     """Read a file whose write-ahead log is damaged, elsewhere: opened, it would look sound from then on."""
+    import shutil
+    import tempfile
+
     with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
         other = Path(name) / path.name
         for suffix in ("", "-wal"):
