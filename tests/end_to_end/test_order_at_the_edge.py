@@ -17,7 +17,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
-from tests.support.applications import CLOSED_S, QUICK, Group, Workers, stage
+from tests.support.applications import CLOSED_S, QUICK, Group, Stage, Workers, stage
 from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
@@ -97,9 +97,9 @@ def test_ours_and_stock_in_one_group_of_the_consumer_protocol_keep_the_order_whi
         it.load.start()
         it.grow(4, 8)
         it.check_that_producers_were_refused(shared)
+        until_both_read(it, group)
         it.finish()
         it.check_that_it_tested()
-        check_that_both_read(group)
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
@@ -116,9 +116,9 @@ def test_members_of_ours_keep_the_order_of_what_they_own_beside_stock_members(
         it.load.start()
         it.grow(4, 8, 3, 7)
         it.check_that_producers_were_refused(shared)
+        until_both_read(it, group)
         it.finish()
         it.check_that_it_tested()
-        check_that_both_read(group)
 
 
 @pytest.mark.parametrize(("protocol", "waits"), [("classic", False), ("consumer", True)])
@@ -143,11 +143,14 @@ def test_a_stock_member_is_handed_what_waits_for_a_member_of_ours_by_the_classic
         it.finish()
 
 
-def check_that_both_read(group: Group) -> None:
-    """Check that members of both libraries were handed records after the first resize."""
+def until_both_read(it: Stage, group: Group) -> None:
+    """Wait until members of both libraries are handed records, under load."""
+
+    def handed(library: str) -> int:
+        return sum(member.handed for member in group.members if member.library == library)
+
     for library in ("ours", "stock"):
-        handed = sum(member.handed for member in group.members if member.library == library)
-        assert handed > 50, f"members of {library} were handed {handed} records"
+        it.until(lambda library=library: handed(library) > 50, f"members of {library} read nothing")  # type: ignore[misc]
 
 
 # -- commits ----------------------------------------------------------------------------------------------------------
