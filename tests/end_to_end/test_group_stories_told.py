@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,31 @@ def test_a_partition_with_two_owners_comes_with_what_the_coordinator_took_its_ow
         if protocol == "consumer":
             assert told.index(f"{other.name}: is killed") < told.index(f"coordinator: {other.name} is removed"), told
         assert f"coordinator: {owner.name} owns" not in told
+
+
+def test_what_a_process_says_late_is_put_in_order_before_it_is_judged(
+    tmp_path_factory: pytest.TempPathFactory, own_workers: Workers
+) -> None:
+    """One process' pipe is read two seconds late: its partitions seem to go to the other before it gives them up."""
+    with (
+        running(tmp_path_factory.mktemp("data"), **QUICK) as broker,
+        stage(broker.address, "late", 4, own_workers) as it,
+    ):
+        group = it.group("ours", commit="each")
+        it.until_all_owned()
+        first = group.members[0]
+        said, late = first.worker.said, []
+
+        def said_late(event: dict[str, Any]) -> None:
+            if event["event"] == "revoked" and not late:
+                late.append(event)
+                time.sleep(2)
+            said(event)
+
+        first.worker.said = said_late  # type: ignore[method-assign]
+        second = group.join(process="other")
+        it.until(lambda: second.owned, "they do not share")
+        it.keeps(lambda: group.check(time.monotonic_ns()) is None, "never: it raises")
+        assert late and len(first.owned) == 4, "the first process was not late"
+        it.until(lambda: len(first.owned) == len(second.owned) == 2, "they do not share")
+        group.check()

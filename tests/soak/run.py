@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from anabranch.client import ApiError, ErrorCode
-from tests.support.applications import CLOSED_MS_MIN, LATE_NS, Group, Stage, Workers, own_processes, stage
+from tests.support.applications import CLOSED_MS_MIN, Group, Stage, Workers, own_processes, stage
 from tests.support.broker import BrokerProcess
 
 SMALLEST, LARGEST, GROWN_MAX = 2, 12, 40
@@ -127,7 +127,7 @@ class Soak:
             for each in (*breathing.groups, *growing.groups):
                 assert not each.failures, each.failures[0]
                 self.end_processes(each)
-                each.check(time.monotonic_ns() - LATE_NS)
+                each.check(time.monotonic_ns())
             if now - reported > 30:
                 reported = now
                 print(self.summary(), flush=True)

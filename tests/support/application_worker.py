@@ -2,7 +2,8 @@
 
 Each application is a thread with one consumer. It tells what reaches it, with the time of the system's monotonic clock:
 the partitions it is given, the records it is handed, and its commits, before and after each. With automatic commits it
-asks for the group's offsets when a key comes from another partition than before: those are commits for certain.
+asks for the group's offsets when a key comes from another partition than before: those are commits for certain. Every
+50 ms the process says up to which time all was told: who reads several processes puts in order what they say.
 
 A record's value names the life of its topic (a topic that is made again lives again), its producer, key and number.
 """
@@ -23,7 +24,50 @@ from typing import Any
 At = tuple[str, int]
 POLL_S = 0.1
 PARTITIONS_MAX = 64
-_out = threading.Lock()
+MARK_S = 0.05
+
+
+class Voice:
+    """What a process says: lines whose times never lie behind a mark that was said before them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._untold: dict[str, int] = {}
+        """By application, the time of what it will tell later."""
+
+    def reserve(self, name: str) -> int:
+        """Return the time in ns of what an application will tell with it, in its next lines."""
+        with self._lock:
+            self._untold[name] = at = time.monotonic_ns()
+            return at
+
+    def release(self, name: str) -> None:
+        """All was told of a time that was reserved."""
+        with self._lock:
+            del self._untold[name]
+
+    def say(self, at: int | None = None, **event: object) -> None:
+        """Write an event of a reserved time, by default of now."""
+        with self._lock:
+            self._write({"at": time.monotonic_ns() if at is None else at, **event})
+
+    def mark(self) -> None:
+        """Say up to which time all was told."""
+        with self._lock:
+            self._write({"event": "mark", "at": min(self._untold.values(), default=time.monotonic_ns()) - 1})
+
+    def keep_marking(self) -> None:
+        """Say so from now on, again and again."""
+        while True:
+            self.mark()
+            time.sleep(MARK_S)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        sys.stdout.write(json.dumps(event) + "\n")
+        sys.stdout.flush()
+
+
+_voice = Voice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +143,7 @@ class Application(ABC):
         """Leave the group."""
 
     def tell(self, event: str, at: int | None = None, **more: object) -> None:
-        line = json.dumps({"at": time.monotonic_ns() if at is None else at, "of": self.name, "event": event, **more})
-        with _out:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+        _voice.say(at, of=self.name, event=event, **more)
 
     def assigned(self, partitions: Iterable[At]) -> None:
         given = set(partitions)
@@ -142,7 +183,23 @@ class Application(ABC):
             self.tell("failed", why=traceback.format_exc())
 
     def _take(self, records: list[tuple[At, int, bytes]]) -> None:
-        at = time.monotonic_ns()
+        at = _voice.reserve(self.name)
+        try:
+            handed = self._tell_records(at, records)
+        finally:
+            _voice.release(self.name)
+        if not handed:
+            if self._is_refused:  # The last records may be among those: nothing else would commit them.
+                self._commit(self._owned)
+            return
+        self._handed += handed
+        time.sleep(self.plan.delay_ms * handed / 1000)
+        if self.commits_after is not None and self._handed >= self.commits_after:
+            self._handed = 0
+            self._commit(self._owned)
+
+    def _tell_records(self, at: int, records: list[tuple[At, int, bytes]]) -> int:
+        """Tell what was handed out at a time; return how many records that are."""
         rows = []
         is_news = False
         for partition, offset, value in records:
@@ -152,18 +209,11 @@ class Application(ABC):
             self._seen[producer, key] = partition, int(number)
             rows.append((self._place(partition), offset, producer, key, int(number)))
             self._uncommitted[partition] = offset + 1
-        if not rows:
-            if self._is_refused:  # The last records may be among those: nothing else would commit them.
-                self._commit(self._owned)
-            return
         if is_news and self.plan.commit == "auto":
             self.tell("observed", at, offsets=[(*self._place(tp), end) for tp, end in self.committed().items()])
-        self.tell("records", at, records=rows)
-        self._handed += len(rows)
-        time.sleep(self.plan.delay_ms * len(rows) / 1000)
-        if self.commits_after is not None and self._handed >= self.commits_after:
-            self._handed = 0
-            self._commit(self._owned)
+        if rows:
+            self.tell("records", at, records=rows)
+        return len(rows)
 
     def _place(self, partition: At) -> At:
         """The partition with the life of its topic."""
@@ -216,6 +266,7 @@ def main(library: str, address: str) -> None:
     kind = kind_of(library)
     applications: dict[str, Application] = {}
     print(json.dumps({"event": "ready"}), flush=True)
+    threading.Thread(target=_voice.keep_marking, name="marks", daemon=True).start()
     for line in sys.stdin:
         command: dict[str, Any] = json.loads(line)
         name, do = command.pop("of"), command.pop("do")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 import threading
 import time
@@ -22,7 +23,9 @@ from tests.support.worker_process import WorkerProcess
 _names = itertools.count()
 NS = 1_000_000_000
 LATE_NS = 2 * NS
-"""How late what an application says may arrive here: events are put in order by the time they name."""
+"""How long after a failure its group is watched for what led to it: records of the coordinator come late."""
+TOLD_S = 15.0
+"""After which time a process of applications is taken for stuck; one may ask for a group's offsets for 10 s."""
 CLOSED_MS_MIN = 20
 CLOSED_S = 1.0
 """How long a gate is watched that must stay closed: positions travel between members in a tenth of it."""
@@ -43,13 +46,22 @@ class Worker(WorkerProcess):
     def __init__(self, library: str, address: str) -> None:
         self._listeners: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._ready = threading.Event()
+        self._told_ns = 0
         super().__init__([sys.executable, "-m", "tests.support.application_worker", library, address])
 
+    @property
+    def told_ns(self) -> float:
+        """Up to which time all that it has to say was taken; without end if it says nothing any more."""
+        return self._told_ns if self.alive else math.inf
+
     def said(self, event: dict[str, Any]) -> None:
-        if event["event"] == "ready":
-            self._ready.set()
-        else:
-            self._listeners[event["of"]](event)
+        match event["event"]:
+            case "ready":
+                self._ready.set()
+            case "mark":
+                self._told_ns = event["at"]
+            case _:
+                self._listeners[event["of"]](event)
 
     def tell(self, name: str, do: str, **more: object) -> None:
         """Give an application a command."""
@@ -217,17 +229,22 @@ class Group:
                     self.failures.append(event["why"])
 
     def check(self, until_ns: int | None = None) -> None:
-        """Hand the edge what was said before a time, by default all; in the order of its time.
+        """Hand the edge what happened before a time, by default all by now; in the order of its time.
 
-        OrderError, with a note of what became of the members and the partition concerned.
+        Only what happened before the time up to which every process has told all is handed on; all by now is waited
+        for. OrderError, with a note of what became of the members and the partition concerned.
         """
+        workers = {member.worker for member in self.members}
+        if until_ns is None:
+            until_ns, deadline = time.monotonic_ns(), time.monotonic() + TOLD_S
+            while any(each.told_ns < until_ns for each in workers):
+                assert time.monotonic() < deadline, f"a process of applications says nothing for {TOLD_S} s"
+                time.sleep(0.01)
+        until_ns = min([until_ns, *(each.told_ns for each in workers)])
         with self._lock:
             self._events.sort()
-            if until_ns is None:
-                events, self._events = self._events, []
-            else:
-                first = bisect_right(self._events, until_ns, key=lambda item: item[0])
-                events, self._events = self._events[:first], self._events[first:]
+            first = bisect_right(self._events, until_ns, key=lambda item: item[0])
+            events, self._events = self._events[:first], self._events[first:]
         for at, _, event in events:
             try:
                 self._take(event, at // 1_000_000)
@@ -286,7 +303,7 @@ class Group:
         deadline = time.monotonic() + timeout_s
         sent = self.stage.load.sent
         while True:
-            self.check(time.monotonic_ns() - LATE_NS // 8)
+            self.check(time.monotonic_ns())
             assert not self.failures, self.failures[0]
             if not self.edge.missing(sent, self.since):
                 break
@@ -515,7 +532,7 @@ class Stage:
         def positioned() -> bool:
             self.load.send(1, keys=16, name=name)
             time.sleep(0.3)
-            group.check(time.monotonic_ns() - NS // 10)
+            group.check(time.monotonic_ns())
             numbers = {number for (_, number), count in group.edge.by_partition.items() if count}
             return len(numbers) == self.largest
 
