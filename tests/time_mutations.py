@@ -13,7 +13,14 @@ GOES_ON = "    if made is None or partition not in made.closed:\n"
 TIME = (
     Mutation(
         "the time of an owner counts while its records wait at a gate themselves",
-        (Edit("machines/groups/gates.py", GOES_ON, "    if True:\n"),),
+        (
+            Edit("machines/groups/gates.py", GOES_ON, "    if True:\n"),
+            Edit(
+                "machines/groups/gatekeeper.py",
+                "        if made is not None and number in made.closed:\n",
+                "        if False:\n",
+            ),
+        ),
         OWNERS,
         f"{BY_TIME}::test_a_partition_that_waits_at_a_gate_itself_is_waited_for",
     ),
