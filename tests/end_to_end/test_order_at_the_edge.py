@@ -234,6 +234,15 @@ def test_a_parent_whose_unread_end_was_deleted_holds_nothing_up(
         it.check_that_it_tested(closed=False, moved=False)
 
 
+def resize_under_a_slow_reader(it: Stage, group: Group) -> None:
+    """Have the group read a few of 100 records of one key, and send more of it to a new partition."""
+    name = next(name for name in map("moves{}".format, itertools.count()) if place_of(name, 1, 2) == 1)
+    it.load.send(100, keys=1, name=name)
+    it.until(lambda: group.handed_from[0] > 5, "nothing was read")
+    it.resize(2)
+    it.load.send(5, keys=1, name=name)
+
+
 @pytest.mark.parametrize("library", ["ours", "stock"])
 def test_records_deleted_under_a_slow_owner_come_before_those_that_another_member_waits_with(
     shared: BrokerProcess, workers: Workers, library: str
@@ -242,11 +251,7 @@ def test_records_deleted_under_a_slow_owner_come_before_those_that_another_membe
     with stage(shared.address, f"fetched-{library}", 1, workers) as it:
         group = it.group(library, members=2, commit="each", delay_ms=50, records_max=1)
         it.until_owned(group, [0])
-        name = next(name for name in map("moves{}".format, itertools.count()) if place_of(name, 1, 2) == 1)
-        it.load.send(100, keys=1, name=name)
-        it.until(lambda: group.handed_from[0] > 5, "nothing was read")
-        it.resize(2)
-        it.load.send(5, keys=1, name=name)
+        resize_under_a_slow_reader(it, group)
         it.delete_records(0)
         handed = group.handed_from[0]
         it.finish(20)
@@ -316,11 +321,7 @@ def test_records_compacted_away_under_a_slow_owner_come_before_those_that_anothe
     ):
         group = it.group(library, members=2, commit="each", delay_ms=100, records_max=1)
         it.until_owned(group, [0])
-        name = next(name for name in map("moves{}".format, itertools.count()) if place_of(name, 1, 2) == 1)
-        it.load.send(100, keys=1, name=name)
-        it.until(lambda: group.handed_from[0] > 5, "nothing was read")
-        it.resize(2)
-        it.load.send(5, keys=1, name=name)
+        resize_under_a_slow_reader(it, group)
         it.admin.alter_configs("topic", it.topic, {"min.compaction.lag.ms": "0"})
         it.until_compacted(0, range(50, 100))
         handed = group.handed_from[0]

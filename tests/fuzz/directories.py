@@ -14,7 +14,6 @@ import contextlib
 import random
 import shutil
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from anabranch.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from anabranch.records.batch import check, headers
+from tests.fuzz.cases import run_cases, show
 from tests.support.broker import BrokerProcess
 from tests.support.commands import run as run_command
 from tests.support.wire import WireClient, batch, values_of
@@ -253,19 +253,8 @@ class Case:
 
 def run(first: int, count: int) -> Counter[str]:
     """Run cases; how many ended how."""
-    outcomes: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as made:
-            path = Path(made) / "data"
-            path.mkdir()
-            try:
-                outcomes[Case(seed, path).run()] += 1
-            except BaseException:
-                print(f"replay with: run({seed}, 1)")
-                raise
-    return outcomes
+    return run_cases(Case, range(first, first + count))
 
 
 if __name__ == "__main__":
-    for ended, times in sorted(run(0, int(sys.argv[1])).items()):
-        print(f"{times:6} {ended}")
+    show(run(0, int(sys.argv[1])))

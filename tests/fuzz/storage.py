@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import FINDING_FILE
+from tests.fuzz.cases import run_cases, show
 from tests.support.batches import make_batch
 
 LOGS = tuple(TopicPartition("t", number) for number in range(2))
@@ -219,20 +219,9 @@ def batches(log: LocalLog) -> dict[int, bytes]:
 
 def run(first: int, count: int) -> Counter[str]:
     """Run cases; how many ended how."""
-    outcomes: Counter[str] = Counter()
-    for seed in range(first, first + count):
-        with tempfile.TemporaryDirectory() as made:
-            path = Path(made) / "data"
-            path.mkdir()
-            try:
-                outcomes[Case(seed, path).run()] += 1
-            except BaseException:
-                print(f"replay with: run({seed}, 1)")
-                raise
-    return outcomes
+    return run_cases(Case, range(first, first + count))
 
 
 if __name__ == "__main__":
     logging.getLogger("anabranch").setLevel(logging.CRITICAL)
-    for ended, times in sorted(run(0, int(sys.argv[1])).items()):
-        print(f"{times:6} {ended}")
+    show(run(0, int(sys.argv[1])))
