@@ -361,14 +361,15 @@ class GroupEdge(ApplicationEdge):
         """Check a position that the coordinator wrote for a group that begins at the end.
 
         What the group has seen come is not skipped: what came after it began, or after an owner began at the end or
-        let go of the partition.
+        let go of the partition; but for what is compacted away by now, which nobody can be given.
         """
         place = topic.life, number
         if self._existed(topic, number):
             log = topic.logs.get(number)
             begun = self._world.rules.positions.begun[self._group_id, topic.life][number]
             known = begun, self._reset_to.get(place, 0), self._freed_at.get(place, 0), 0 if log is None else log.start
-            assert offset <= max(known), f"{place} is begun at {offset}, of which the group has seen the end at {known}"
+            first = max(known) if log is None else log.next_record(max(known))
+            assert offset <= first, f"{place} is begun at {offset}, of which the group has seen the end at {known}"
             self._reset_to[place] = max(offset, self._reset_to.get(place, 0))
         elif number in topic.logs:
             assert offset <= topic.logs[number].start, (

@@ -68,6 +68,7 @@ class History:
         steps = {
             self.append: 50,
             self.log.flush: 15,
+            self.finish_segment: 2,
             self.plan: 10,
             self.run: 10,
             self.finish: 4,
@@ -93,6 +94,10 @@ class History:
         for offset, row in enumerate(rows, base):
             self.records[offset] = row
             self.appended_at[offset] = self.now_ms
+
+    def finish_segment(self) -> None:
+        """A resize has cut: the records before it may be cleaned."""
+        self.log.finish_segment(self.log.end)
 
     def plan(self) -> None:
         if self.steps is not None:

@@ -111,6 +111,7 @@ class Gates:
         return context.subscription is not None and context.member.is_member and self._fetcher.is_layered
 
     def _question(self) -> Question:
+        self._reports.begin_epoch(self._context.member.epoch)
         return self._reports.question(self._fetcher.needs(), self._fetcher.standing, self._fetcher.known)
 
     async def _ask_on(self) -> None:

@@ -12,7 +12,9 @@ of its members is. Reports are due
 
 The same conditions make a flush due, measured by the records handed out; with automatic commits, the commit follows.
 Without, a member reports by these conditions, too, up to where the application has flushed its state: of records below
-that are compacted away later it holds none, though nothing is committed.
+that are compacted away later it holds none, though nothing is committed. It takes that back where the application goes
+back to an earlier record, and says it again under each epoch: the coordinator of a classic group cannot tell whether
+its members have begun again where the group has committed.
 What a gate waits on is flushed as soon as the application has all of it. A partition is not reported any longer once a
 position behind all ends was: the coordinator says so if it still wants more.
 
@@ -50,6 +52,8 @@ class Question:
     """The wanted partitions of this member, with a position to report or `NOTHING`."""
     flushed: Mapping[TopicPartition, int] = field(default_factory=dict)
     """Of the partitions of this member among all these: up to where the application has flushed, if it is news."""
+    epoch: int = field(default=NOTHING, compare=False)
+    """Under which it is asked: what it says was flushed is to be said again under another."""
     final: frozenset[TopicPartition] = frozenset()
     """Those with a position behind the ends of all ended segments."""
 
@@ -105,6 +109,7 @@ class PositionReports:
         self._wanted: set[TopicPartition] = set()
         self._reported: dict[TopicPartition, int] = {}
         self._told_flushed: dict[TopicPartition, int] = {}
+        self._epoch = NOTHING
         self._begins = False
         """Whether the next question is the first one of a connection: it says of no position that it is known."""
 
@@ -113,6 +118,12 @@ class PositionReports:
         self._reported.clear()
         self._told_flushed.clear()
         self._begins = True
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Say again what the application has flushed, if this is another epoch, or generation, than before."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._told_flushed.clear()
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions that were revoked or lost."""
@@ -177,7 +188,7 @@ class PositionReports:
             reports[tp] = self._report(tp, standing)
             if standing.ends and reports[tp] >= standing.ends[-1]:
                 final.add(tp)
-        return Question(asks, {tp: needs[tp] for tp in asks}, reports, flushed, frozenset(final))
+        return Question(asks, {tp: needs[tp] for tp in asks}, reports, flushed, self._epoch, frozenset(final))
 
     def _report(self, tp: TopicPartition, standing: Standing) -> int:
         progress = standing.progress
@@ -187,9 +198,13 @@ class PositionReports:
         return NOTHING if unflushed else progress
 
     def _is_flushed_due(self, tp: TopicPartition, standing: Standing) -> bool:
-        if self._auto_commit or standing.is_shared:
+        if self._auto_commit or standing.is_shared or standing.position is None:
             return False
-        return _is_news(standing, standing.flushed, self._told_flushed.get(tp))
+        told, flushed = self._told_flushed.get(tp), standing.flushed
+        if told is None or flushed < told:
+            return True
+        is_final = bool(standing.ends) and told >= standing.ends[-1]
+        return not is_final and _is_news(standing, flushed, told)
 
     def _is_report_due(self, tp: TopicPartition, standing: Standing, progress: int) -> bool:
         return tp in self._wanted and _is_news(standing, progress, self._reported.get(tp))
@@ -199,7 +214,8 @@ class PositionReports:
         reported = {tp: position for tp, position in question.reports.items() if position != NOTHING}
         wanted = frozenset(self._wanted)
         self._reported.update(reported)
-        self._told_flushed.update(question.flushed)
+        if question.epoch == self._epoch:
+            self._told_flushed.update(question.flushed)
         self._begins = False
         self._wanted -= question.final
         told: dict[TopicPartition, int] = {}

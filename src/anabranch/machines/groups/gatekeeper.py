@@ -151,6 +151,7 @@ class Gatekeeper:
             return consumer
         if gates.owners[0] != changes(group):
             gates.owners = changes(group), classic.owners(group, self.offsets.image)
+            gates.begin_generation(group.generation)
             gates.forget_all_but(group.members)
             gates.outdate(list(gates.evaluated))
         known, classic_members = gates.owners[1], group.members
@@ -418,9 +419,10 @@ class Gatekeeper:
             gone = [topic_id for topic_id in gates.topic_ids if topic_id not in by_id]
             gates.forget_topics(gone)
             gates.forget_gates([topic_id for topic_id in gates.evaluated if not by_id[topic_id].is_gated])
-            for at in [(topic_id, n) for topic_id, some in gates.begun.items() for n in some]:
-                if not by_id[at[0]].has(at[1]):
-                    gates.has_begun(at)
+            for topic_id, begun in list(gates.begun.items()):
+                has = by_id[topic_id].has
+                for number in [number for number in begun if not has(number)]:
+                    gates.has_begun((topic_id, number))
             gates.forget_waits(lambda at: at[0] in by_id and by_id[at[0]].has(at[1]))
             for topic_id in gone:
                 self.hearing.pop(topic_id, None)

@@ -97,6 +97,7 @@ class Evaluated:
         "is_outdated",
         "left",
         "read",
+        "stalled",
         "stands",
         "topic",
         "verdicts",
@@ -113,7 +114,9 @@ class Evaluated:
         self.waiting: dict[int, dict[int, None]] = {}
         """By partition that gates wait on, or have waited on that are open by time: the partitions behind them."""
         self.read: dict[int, int | Frontier] = {}
-        """Of partitions on which gates open by time: `Stand.read`."""
+        """What positions count for as if no gate opened by time (`Stand.read`)."""
+        self.stalled: dict[int, None] = {}
+        """The partitions on which gates open by time."""
         self.by_time: dict[int, Verdict] = {}
         """Of partitions with a gate that is open only by time: the verdict as if it were not."""
         self.left: dict[int, None] = dict.fromkeys(topic.readable)
@@ -127,6 +130,7 @@ class Evaluated:
         self.stands.clear()
         self.counted.clear()
         self.read.clear()
+        self.stalled.clear()
         self.left = dict.fromkeys(self.topic.readable)
         self.is_outdated = False
         self._gates = self._gates_by_reading = None
@@ -136,6 +140,7 @@ class Evaluated:
         self.stands.pop(partition, None)
         self.counted.pop(partition, None)
         self.read.pop(partition, None)
+        self.stalled.pop(partition, None)
         self._gates = self._gates_by_reading = None
         self.left[partition] = None
         self.left.update(self.waiting.get(partition, {}))
@@ -178,18 +183,19 @@ class Evaluated:
 
     def _take(self, partition: int, stand: Stand) -> None:
         self.stands[partition], self.counted[partition] = stand, stand.counted
-        if stand.read is not None:
-            self.read[partition] = stand.read
+        if stand.read is None:
+            self.read[partition] = stand.counted
+            self.stalled.pop(partition, None)
         else:
-            self.read.pop(partition, None)
+            self.read[partition], self.stalled[partition] = stand.read, None
 
     def _by_reading(self, partition: int, verdict: Verdict) -> Verdict:
         """The verdict as if no gate opened by time, if it is another one; otherwise OPEN."""
-        if not self.read:
+        if not self.stalled:
             return OPEN
         if self._gates_by_reading is None:
             assert self.topic.lineage is not None
-            self._gates_by_reading = self.topic.lineage.gates({**self.counted, **self.read})
+            self._gates_by_reading = self.topic.lineage.gates(self.read)
         otherwise = judge(self.topic, self._gates_by_reading, partition, self.stands[partition])
         return OPEN if (otherwise.is_closed, otherwise.ahead) == (verdict.is_closed, verdict.ahead) else otherwise
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import reduce
 from itertools import islice
@@ -96,17 +96,21 @@ class GroupGates:
     cursor: int = 0
     owners: tuple[object, dict[At, str]] = (None, {})
     """Of a classic group: the owner of each partition, and of which generation and members that is."""
+    generation: int = -1
+    """Of a classic group: the generation in which its members have told what they let go."""
 
     @property
     def topic_ids(self) -> set[UUID]:
         """The topics that something is known of."""
         standing = self.standing
         known = (standing.tenures, standing.reports, standing.answers, standing.given, self.waited)
-        return {at[0] for entries in known for at in entries} | self.evaluated.keys() | self.begun.keys()
+        return {topic_id for entries in known for topic_id in topics_in(entries)} | {*self.evaluated, *self.begun}
 
     def forget_topics(self, topic_ids: Iterable[UUID]) -> None:
         """Drop everything that is known of deleted topics."""
         gone = set(topic_ids)
+        if not gone:
+            return
         standing = self.standing
         known: tuple[dict[At, Any], ...] = (
             self.waited,
@@ -175,6 +179,12 @@ class GroupGates:
         self.questions.replied = {member: told for member, told in replied.items() if member in members}
         self.standing.spoken = {member: at_ms for member, at_ms in spoken.items() if member in members}
 
+    def begin_generation(self, generation: int) -> None:
+        """Forget what members of a classic group have let go in another generation than this one."""
+        if generation != self.generation:
+            self.generation = generation
+            self.standing.begin_generation()
+
     def moved(self, topic: TopicImage, partition: int, offset: int) -> bool:
         """Note where a committed offset is, or is about to be; whether anything that was decided depends on it."""
         at, made = (topic.topic_id, partition), self.evaluated.get(topic.topic_id)
@@ -199,6 +209,15 @@ class GroupGates:
             known = self.evaluated.get(topic_id)
             if known is not None:
                 known.is_outdated = self.is_due = True
+
+
+def topics_in(places: Iterable[At]) -> Iterator[UUID]:
+    """The topics of partitions, some more than once: the hash of an id takes longer than all else here."""
+    before = None
+    for topic_id, _ in places:
+        if topic_id is not before:
+            before = topic_id
+            yield topic_id
 
 
 def held_of(holders: Iterable[At]) -> Mapping[UUID, Set[int]]:

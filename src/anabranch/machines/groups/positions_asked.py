@@ -253,9 +253,7 @@ def _report(
     if position > topic.log_end(at[1]) or (was is not None and position < was.offset):
         return
     report = Report(member_id, position, -1 if was is None else was.offset)
-    before = gates.standing.reports.get(at)
-    if before != report:
-        gates.standing.reports[at] = report
+    if gates.standing.report(at, report):
         gates.touched[at] = None
         made = gates.evaluated.get(at[0])
         if made is not None and made.is_behind(at[1], position):

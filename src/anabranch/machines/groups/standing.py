@@ -49,10 +49,17 @@ class Given(NamedTuple):
     """What is known of the records that a member may hold since it was given a partition."""
 
     owner: str
-    begins: int
-    """Below that it holds none: where the partition began at the time, or what its application has flushed since."""
+    began: int
+    """Where the partition began at the time; -1 if unknown."""
     stamp: int = -1
     """`Rewritten.stamp` at the time: the member has fetched nothing that was dropped before. -1 if unknown."""
+    flushed: int = -1
+    """Up to where it has told that its application has processed all; less again when it goes back."""
+
+    @property
+    def begins(self) -> int:
+        """Below that it holds none."""
+        return max(self.began, self.flushed)
 
 
 UNKNOWN = Given("", -1)
@@ -71,8 +78,13 @@ class Answer(NamedTuple):
     """`Rewritten.stamp` when it was given; 0 where nothing may have been dropped."""
 
     def after(self, before: Answer | None) -> Answer:
-        """This answer together with one before it, which holds on: both in one where they meet."""
+        """This answer together with one before it, which holds on: both in one where they meet.
+
+        This one alone where it is sure of records behind some of which the one before is not: the position is there.
+        """
         if before is None or not before.offset <= self.offset <= before.next_record:
+            return self
+        if before.told < self.offset < self.told:
             return self
         told = max(before.told, self.told) if self.offset <= before.told else before.told
         next_record, stamp = max(before.next_record, self.next_record), max(before.stamp, self.stamp)
@@ -151,6 +163,8 @@ class Standing:
     """The time since which it stands still; None while it goes on."""
     from_end: set[UUID] = field(default_factory=set)
     """The topics in which an owner without a commit was found behind a log start, as one that reads from the end is."""
+    noted: dict[str, set[At]] = field(default_factory=dict)
+    """By member: the partitions of which something was noted of it as their owner, perhaps not any more."""
 
     # -- the owners' time ----------------------------------------------------------------------------------------------
 
@@ -272,6 +286,7 @@ class Standing:
         at = topic.topic_id, partition
         end = min(topic.log_end(partition), topic.stable_end(partition))
         self.tenures[at] = Tenure(member_id, self.time(now_ms), end, timeout_ms, is_whole)
+        self._note(member_id, at)
 
     def give(self, topic: TopicImage, partition: int, member_id: str) -> None:
         """Note that a member is given a partition, and where that begins; what was noted of another owner is over."""
@@ -281,14 +296,32 @@ class Standing:
         rewritten = topic.rewritten(partition)
         if log_start > 0 or rewritten.to > 0:
             self.given[at] = Given(member_id, log_start, rewritten.stamp)
+            self._note(member_id, at)
+
+    def report(self, at: At, report: Report) -> bool:
+        """Take a position that the owner of a partition tells; whether that is new."""
+        is_new = self.reports.get(at) != report
+        self.reports[at] = report
+        self._note(report.owner, at)
+        return is_new
 
     def let_go(self, at: At, member_id: str, flushed: int) -> bool:
         """Note that the owner of a partition holds nothing below `flushed`; whether that is new."""
         given = self.given.get(at, UNKNOWN)
         if given.owner != member_id:
             given = UNKNOWN._replace(owner=member_id)
-        self.given[at] = given._replace(begins=max(given.begins, flushed))
+        self.given[at] = given._replace(flushed=flushed)
+        self._note(member_id, at)
         return self.given[at] != given
+
+    def begin_generation(self) -> None:
+        """Forget what members of a classic group have let go: each may begin again where the group has committed."""
+        self.given.clear()
+        self.noted.clear()
+
+    def _note(self, member_id: str, at: At) -> None:
+        if member_id:
+            self.noted.setdefault(member_id, set()).add(at)
 
     def speak(self, member_id: str, now_ms: int) -> None:
         """Note that a member has spoken."""
@@ -315,15 +348,20 @@ class Standing:
         if not kept:
             self.heard.discard(member_id)
             self.spoken.pop(member_id, None)
-        self.given = {at: given for at, given in self.given.items() if given.owner != member_id or at in kept}
-        for at, watch in self.watches.items():
-            if watch.owner == member_id and at not in kept:
+        noted = self.noted.pop(member_id, set())
+        if noted & kept:
+            self.noted[member_id] = noted & kept
+        for at in noted - kept:
+            watch = self.watches.get(at)
+            if watch is not None and watch.owner == member_id:
                 watch.owner = ""  # Its time begins anew where it comes back before the next look, under the same id.
-        for known in (self.reports, self.tenures, self.stalls):
-            gone = [at for at, entry in known.items() if entry.owner == member_id and at not in kept]
-            for at in gone:
-                del known[at]
-                topics.add(at[0])
+            if at in self.given and self.given[at].owner == member_id:
+                del self.given[at]
+            for known in (self.reports, self.tenures, self.stalls):
+                entry = known.get(at)
+                if entry is not None and entry.owner == member_id:
+                    del known[at]
+                    topics.add(at[0])
         return topics
 
     def begin_anew(self, partitions: Iterable[At]) -> None:
@@ -358,6 +396,7 @@ class Standing:
             owner = "" if watch is None else watch.owner
         if watch is None:
             self.watches[at] = Watch(owner, raw, time_ms, position, now_ms, position, log_end, division=division)
+            self._note(owner, at)
         elif until is not None and until > watch.until:
             watch.begin(time_ms, log_end)
         self.watches[at].until = self.watches[at].until if until is None else until
@@ -365,6 +404,7 @@ class Standing:
             return True
         if (watch.owner, watch.raw, watch.division) != (owner, raw, division):
             watch.owner, watch.raw, watch.division = owner, raw, division
+            self._note(owner, at)
             watch.begin(time_ms, log_end)
             self.stalls.pop(at, None)
         elif watch.position == position:

@@ -6,6 +6,9 @@ For a few groups of segments at a time, `S` the new one of a group and `O` the o
     read from S, not from O  then remove O, and sync: nothing but S has these offsets
     S.swap -> S              then sync, and give the index its name
 
+Where S is to be the newest file, because the segment of the next appends has none yet, that one is made before: a start
+takes all but the newest file for one that may be compacted.
+
 What stands on the right of `then` is handed out as work for another thread. Meanwhile everything may happen to the log
 but a second cleaning: where records of O are deleted, S is put away again, or leaves with them. After an error the log
 goes on with O before the second line, and with S behind it.
@@ -73,6 +76,8 @@ class _Replacing:
         """Put new segments in place; return the groups of which no records were deleted meanwhile."""
         log, disk, directory = self._log, self._disk, self._directory
         sync = partial(disk.sync_directory, directory)
+        if log.segments.make_last():
+            yield sync
         there = [group for group in groups if self._is_there(group)]
         for group in there:
             disk.rename(self._path(group, CLEANED_SUFFIX), self._path(group, SWAP_SUFFIX))

@@ -201,6 +201,11 @@ class Segment:
             file = self._opened()
         return file
 
+    def make(self) -> None:
+        """Make the file, empty. OSError, also where there is no room for an open one."""
+        _ = self.file
+        self.release()
+
     def _opened(self) -> File:
         file = self._file = self._disk.open(self.path, create=not self.created)
         self.created = True

@@ -267,6 +267,14 @@ class Segments(list[Segment]):
         found = [segment.max_timestamp for segment in self if segment.max_timestamp.offset >= log_start]
         return max((largest.timestamp for largest in found), default=None)
 
+    def make_last(self) -> bool:
+        """Make the file of the segment of the next appends, if others have one and it has none; whether that was so."""
+        last = self[-1]
+        if last.created or len(self) == 1:
+            return False
+        last.make()
+        return True
+
     def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:
         """Use a compacted segment instead of those with these base offsets; slices keep the files of these."""
         segment.load()

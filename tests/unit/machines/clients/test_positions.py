@@ -278,3 +278,43 @@ def test_what_is_flushed_is_not_reported_where_a_commit_follows_or_others_have_o
     member = Member(auto_commit=False, p0=replace(at(7, progress=1, flushed=7), is_shared=True))
     member.hear(WANTED)
     assert member.question().flushed == {}
+
+
+def test_an_application_that_keeps_up_tells_once_that_it_has_flushed_all_ended_segments() -> None:
+    """No gate waits for more; before, each poll at the end of the log asked another question."""
+    member = Member(auto_commit=False, p0=at(10, progress=2, high=10))
+    member.standings[P0] = at(10, progress=2, flushed=10, high=10)
+    member.hear(WANTED)
+    assert member.hear().flushed == {P0: 10}
+    for offset in range(11, 20):
+        member.standings[P0] = at(offset, progress=2, flushed=offset, high=offset)
+        assert not member.question().adds_to(Question({}, {}, {P0: NOTHING}))
+    member.standings[P0] = at(20, progress=2, flushed=20, high=20, ends=(10, 20))
+    assert member.question().flushed == {P0: 20}
+
+
+def test_an_application_that_goes_back_takes_back_what_it_has_flushed() -> None:
+    member = Member(auto_commit=False, p0=at(10, progress=2, flushed=10))
+    member.hear(WANTED)
+    assert member.hear().flushed == {P0: 10}
+    member.standings[P0] = at(3, progress=2, flushed=3)
+    asked = member.hear()
+    assert asked.flushed == {P0: 3} and asked.adds_to(Question(flushed={P0: 10}))
+    assert member.question().flushed == {}
+    member.standings[P0] = at(10, progress=2, flushed=10)
+    assert member.question().flushed == {P0: 10}
+
+
+def test_what_is_flushed_is_told_again_under_each_epoch_and_not_before_the_position_is_known() -> None:
+    member = Member(auto_commit=False, p0=Standing(None, None, 0, 100, (10,)))
+    member.reports.begin_epoch(1)
+    member.hear(WANTED)
+    assert member.hear().flushed == {}
+    member.standings[P0] = at(10, progress=2, flushed=10)
+    asked = member.hear()
+    assert asked.flushed == {P0: 10}
+    member.reports.begin_epoch(1)
+    assert member.question().flushed == {}
+    member.reports.begin_epoch(2)
+    member.reports.answered(asked, [])
+    assert member.question().flushed == {P0: 10}, "the answer is to what was said under the epoch before"

@@ -8,7 +8,7 @@ from anabranch.machines.groups.gates import Evaluated, Stand, can_go_on
 from anabranch.machines.groups.image import TopicImage
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.progress import Rewritten
-from tests.unit.machines.groups.test_positions_asked import FOO, Asking, settle
+from tests.unit.machines.groups.test_positions_asked import FOO, Asking, classic_generation, settle
 from tests.unit.machines.groups.test_starts import TIMEOUT_MS, Topic, assigned
 
 STEP_MS = 20_000
@@ -68,6 +68,21 @@ def test_what_the_leader_passes_over_above_all_that_was_rewritten_was_never_a_re
     assert assigned(world) == "foo-0 foo-1"
 
 
+def test_an_answer_that_is_sure_counts_though_one_before_it_was_not() -> None:
+    """The owner commits behind what may have been dropped of its records; a marker is left, which nothing dropped."""
+    world = Compacted()
+    world.topic.rewritten[0] = Rewritten(2, 4)
+    world.next_records["foo", 0] = lambda offset: max(offset, 5) if offset >= 2 else offset
+    world.advance(1_000)
+    world.beat_a()
+    assert assigned(world) == "foo-0"
+    world.commit("A", world.epoch, 0, 4)
+    for _ in range(3):
+        world.beat_a()
+        world.advance(1_000)
+    assert assigned(world) == "foo-0 foo-1"
+
+
 def test_an_owner_that_was_given_the_partition_after_the_rewriting_has_none_of_them() -> None:
     world = Compacted()
     world.rewrite(5)
@@ -102,6 +117,39 @@ def test_a_member_of_ours_tells_that_it_holds_none_of_them_though_it_has_not_com
     world.advance(1_000)
     world.beat_a()
     assert assigned(world) == ("foo-0 foo-1" if opens else "foo-0")
+
+
+def test_a_member_that_goes_back_may_hold_what_it_had_let_go() -> None:
+    """It has rolled back, and fetched again what the group has not committed."""
+    world = Compacted()
+    world.topic.rewritten[0] = Rewritten(1, 0)
+    world.ask("A", world.epoch, flushed=[(0, 5)])
+    world.ask("A", world.epoch, flushed=[(0, 2)])
+    world.rewrite(5)
+    assert assigned(world) == "foo-0"
+
+
+def test_a_classic_member_may_hold_again_what_it_let_go_in_an_earlier_generation() -> None:
+    topic = Topic()
+    topic.ends[0] = 5
+    world = Asking(topic.image())
+    member, generation = classic_generation(world)
+    world.commit(member, generation, 0, 2)
+    world.set_topics(topic.resize(2))
+    topic.ends = {0: 5, 1: 4}
+    member, generation = classic_generation(world, member, "foo-0 foo-1")
+    world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+    world.ask(member, generation, flushed=[(0, 5)], wait_ms=0)
+    member, generation = classic_generation(world, member, "foo-0 foo-1")
+    topic.rewritten[0] = Rewritten(2, 5)
+    world.next_records["foo", 0] = lambda offset: max(offset, 5) if offset >= 2 else offset
+    for _ in range(3):
+        world.advance(1_000)
+        answer = world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+    assert world.told_of(answer) == [(0, False, 2, False)]
+    world.ask(member, generation, flushed=[(0, 5)], wait_ms=0)
+    answer = world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+    assert world.told_of(answer) == [(0, False, 5, False)]
 
 
 def test_what_a_former_owner_held_is_not_asked_of_the_next_one() -> None:

@@ -15,12 +15,14 @@ from tests.unit.machines.groups.test_positions_asked import (
     FOO,
     TIMEOUT_MS,
     Asking,
+    classic_generation,
     classic_group,
     flat,
     grown,
     settle,
     two_members,
 )
+from tests.unit.machines.groups.test_starts import Topic
 
 STEP_MS = 10_000
 GATE, LEFT = 10, 5
@@ -282,3 +284,21 @@ def test_a_gate_that_has_opened_by_time_is_not_described_when_the_leader_says_th
     world.advance(STEP_MS)
     assert not described(world)
     assert opened(world) == [(0, 1, LEFT - 2)]
+
+
+def test_a_gate_on_what_is_read_is_not_told_because_another_of_its_topic_opens_by_time() -> None:
+    """Gates are decided anew with each image: those of all families were counted, but of what was decided first."""
+    topic = Topic(4)
+    topic.ends = dict.fromkeys(range(4), 5)
+    world = Asking(topic.image())
+    member, generation = classic_generation(world, owned=" ".join(f"foo-{number}" for number in range(8)))
+    world.set_topics(topic.resize(8))
+    topic.ends |= dict.fromkeys(range(4, 8), 3)
+    for number in range(4):
+        world.commit(member, generation, number, 3 if number == 0 else 5)
+    for step_ms in [STEP_MS] * (TIMEOUT_MS // STEP_MS + 2) + [1_000] * 5:
+        world.ask(member, generation, needs=[(0, -1)], wait_ms=0)
+        world.advance(step_ms)
+        world.beat_classic(member, generation)
+        world.set_topics(topic.image())
+    assert opened(world) == [(4, 0, 2)]

@@ -322,17 +322,24 @@ def test_a_waiting_partition_is_described_with_its_owner_the_way_and_the_rate() 
 # -- the classic protocol ------------------------------------------------------------------------------------------
 
 
-def classic_group(world: Asking, instance: str | None = None, owned: str = "foo-0") -> tuple[str, int]:
-    """One classic member, of a topic that has grown since; its id and generation."""
-    joining = world.join_classic(
-        "", {"range": subscription("foo")}, version=3 if instance is None else 9, instance=instance
-    )
+def classic_generation(
+    world: Asking, member: str = "", owned: str = "foo-0", instance: str | None = None
+) -> tuple[str, int]:
+    """Have the only classic member join and be given partitions; its id and generation."""
+    protocols = {"range": subscription("foo")}
+    joining = world.join_classic(member, protocols, version=3 if instance is None else 9, instance=instance)
     world.advance(3_001)
     joined = joining if isinstance(joining, JoinGroupResponse) else world.answers[joining]
     handed = SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment(owned))
     world.sync_classic(joined.member_id, joined.generation_id, [handed])
-    world.set_topics(grown())
     return joined.member_id, joined.generation_id
+
+
+def classic_group(world: Asking, instance: str | None = None, owned: str = "foo-0") -> tuple[str, int]:
+    """One classic member, of a topic that has grown since; its id and generation."""
+    joined = classic_generation(world, owned=owned, instance=instance)
+    world.set_topics(grown())
+    return joined
 
 
 def test_a_classic_member_is_told_of_positions_and_of_a_rebalance() -> None:
