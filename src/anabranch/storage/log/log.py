@@ -31,7 +31,7 @@ from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
 from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
 from anabranch.storage.log.home import LogHome
-from anabranch.storage.log.recovery import epochs_of_batches, may_be_compacted, recover
+from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import Segment
 from anabranch.storage.log.segments import Segments
@@ -125,7 +125,7 @@ class LocalLog:
         sound, self.epochs = found is not None, found or epochs_of_batches(self._disk, self.directory)
         loaded = self.epochs.entries
         self.epochs.truncate_from((start_offset if point is None else point) + 1)
-        recovered, self.log_start, self.end = recover(
+        recovered, self.log_start, self.end, compacted = recover(
             self._disk,
             self.directory,
             known=known,
@@ -135,8 +135,7 @@ class LocalLog:
             visit=visit,
             power_lost=power_lost,
         )
-        compact = self._config.compact or may_be_compacted(self._disk, self.directory)
-        self._segments = Segments(recovered, compact=compact)
+        self._segments = Segments(recovered, compact=compacted or self._config.compact)
         if not recovered:
             self._add_segment()
         self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]

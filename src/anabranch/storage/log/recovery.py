@@ -77,6 +77,8 @@ class Recovered(NamedTuple):
     segments: list[Segment]
     log_start: int
     end: int
+    compacted: bool
+    """Whether all but the newest may be compacted."""
 
 
 class Tail(NamedTuple):
@@ -110,7 +112,8 @@ def recover(
     _check_start(directory, start, floor, known, bases, power_lost=power_lost)
     opening = _Opening(disk, directory, point, epochs, index_interval, visit)
     opening.floor, opening.power_lost = floor, power_lost
-    opening.gaps = (known.recovery_point is None or floor <= start) and may_be_compacted(disk, directory)
+    compacted = may_be_compacted(disk, directory)
+    opening.gaps = (known.recovery_point is None or floor <= start) and compacted
     below = [base for base, following in itertools.pairwise(bases) if following <= start]
     bases = bases[len(below) :]
     opening.end = bases[0] if bases else start
@@ -136,7 +139,7 @@ def recover(
     opening.sync()
     for segment in segments:
         segment.release()
-    return Recovered(segments, max(start, segments[0].base_offset) if segments else start, end)
+    return Recovered(segments, max(start, segments[0].base_offset) if segments else start, end, compacted)
 
 
 def _check_start(directory: Path, start: int, floor: int, known: Known, bases: list[int], *, power_lost: bool) -> None:
