@@ -310,20 +310,28 @@ COMPACTED_LATER = {
 """Of a topic that is compacted as soon as the lag is 0."""
 
 
-@pytest.mark.parametrize("library", ["ours", "stock"])
+@pytest.mark.parametrize(("library", "restarts"), [("ours", False), ("stock", False), ("ours", True)])
 def test_records_compacted_away_under_a_slow_owner_come_before_those_that_another_member_waits_with(
-    tmp_path: Path, own_workers: Workers, library: str
+    tmp_path: Path, own_workers: Workers, library: str, restarts: bool
 ) -> None:
-    """It has fetched them, and hands them out one by one: the leader said that none of them was left to read."""
+    """It has fetched them, and hands them out one by one: the leader said that none of them was left to read.
+
+    `restarts`: the broker does then; all are in the newest file, as nothing is appended behind the cut.
+    """
+    configs = COMPACTED_LATER | ({"segment.bytes": "1000000"} if restarts else {})
     with (
         running(tmp_path / "data", log_cleaner_backoff_ms=50, **QUICK) as broker,
-        stage(broker.address, f"held-{library}", 1, own_workers, COMPACTED_LATER) as it,
+        stage(broker.address, f"held-{library}", 1, own_workers, configs) as it,
     ):
+        broker.settings["listeners"] = broker.address
         group = it.group(library, members=2, commit="each", delay_ms=100, records_max=1)
         it.until_owned(group, [0])
         resize_under_a_slow_reader(it, group)
         it.admin.alter_configs("topic", it.topic, {"min.compaction.lag.ms": "0"})
         it.until_compacted(0, range(50, 100))
+        if restarts:
+            broker.kill()
+            broker.start()
         handed = group.handed_from[0]
         it.finish(40)
         assert group.handed_from[0] > handed + 20, "nothing was handed out that was compacted away"
