@@ -231,9 +231,8 @@ def _taken(
                 continue
             at = topic.topic_id, part.partition
             is_own = owner(at)[0] == member_id
-            is_known = not is_own or not 0 <= part.flushed <= topic.log_end(at[1])
-            if not is_known and gates.standing.let_go(at, member_id, part.flushed):
-                gates.touched[at] = None
+            if is_own and 0 <= part.flushed <= topic.log_end(at[1]):
+                _let_go(gates, at, member_id, part.flushed)
             if part.need_position:
                 knew = told.get(at)
                 known[at] = knew if knew is not None and knew.position == part.position else Told(part.position)
@@ -243,6 +242,15 @@ def _taken(
                     _report(keeper, group, gates, topic, at, member_id, part.position)
         topics.append((asked.topic, topic, tuple(needed)))
     return Question(member_id, ticket, tuple(topics), known, frozenset(listed))
+
+
+def _let_go(gates: GroupGates, at: At, member_id: str, flushed: int) -> None:
+    """Take what a member tells that it holds no more of its own partition; it may hold some again."""
+    before = gates.standing.let_go(at, member_id, flushed)
+    if flushed != before:
+        gates.touched[at] = None
+    if flushed < before:
+        gates.outdate([at[0]])
 
 
 def _report(

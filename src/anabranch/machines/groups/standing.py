@@ -76,19 +76,19 @@ class Answer(NamedTuple):
     """No record ever lay between `offset` and this; from here on to `next_record` compaction may have dropped some."""
     stamp: int = 0
     """`Rewritten.stamp` when it was given; 0 where nothing may have been dropped."""
+    sure_from: int = OPEN_END
+    """From here on to `next_record` no record ever lay either."""
 
     def after(self, before: Answer | None) -> Answer:
-        """This answer together with one before it, which holds on: both in one where they meet.
-
-        This one alone where it is sure of records behind some of which the one before is not: the position is there.
-        """
+        """This answer together with one before it, which holds on: both in one where they meet."""
         if before is None or not before.offset <= self.offset <= before.next_record:
             return self
-        if before.told < self.offset < self.told:
-            return self
         told = max(before.told, self.told) if self.offset <= before.told else before.told
+        sure_from = before.sure_from if self.next_record <= before.next_record else OPEN_END
+        if self.told == self.next_record >= before.next_record:
+            sure_from = min(before.sure_from, self.offset)
         next_record, stamp = max(before.next_record, self.next_record), max(before.stamp, self.stamp)
-        return Answer(before.offset, next_record, self.end, told, stamp)
+        return Answer(before.offset, next_record, self.end, told, stamp, sure_from)
 
 
 def readable_end(topic: TopicImage, partition: int) -> int:
@@ -233,7 +233,8 @@ class Standing:
         found, answer = self.next_record(at, offset), self.answers.get(at)
         if found is None or answer is None or given.stamp >= answer.stamp:
             return found
-        return min(found, max(offset, answer.told, given.begins))
+        may_be = max(offset, answer.told, given.begins)
+        return found if may_be >= answer.sure_from else min(found, may_be)
 
     def next_record(self, at: At, offset: int) -> int | None:
         """The leader's answer for an offset, if it is known."""
@@ -305,14 +306,14 @@ class Standing:
         self._note(report.owner, at)
         return is_new
 
-    def let_go(self, at: At, member_id: str, flushed: int) -> bool:
-        """Note that the owner of a partition holds nothing below `flushed`; whether that is new."""
+    def let_go(self, at: At, member_id: str, flushed: int) -> int:
+        """Note that the owner of a partition holds nothing below `flushed`; return what it had told before."""
         given = self.given.get(at, UNKNOWN)
         if given.owner != member_id:
             given = UNKNOWN._replace(owner=member_id)
         self.given[at] = given._replace(flushed=flushed)
         self._note(member_id, at)
-        return self.given[at] != given
+        return given.flushed
 
     def begin_generation(self) -> None:
         """Forget what members of a classic group have let go: each may begin again where the group has committed."""

@@ -69,7 +69,7 @@ def plan_flush(
     left: list[Segment] = []
     for segment in candidates:
         index_due = segment.sealed and segment.index_unsynced
-        if not segment.created or (segment.size and segment.end <= flushed and not index_due):
+        if not segment.size or (segment.end <= flushed and not index_due):
             continue
         segments.append(segment)
         if segment.unsynced or segment.end > flushed:

@@ -268,10 +268,11 @@ class _Opening:
             self._cut(segment, tail.size, segment.end, tail.reason)
         if doubtful is not None and not self.power_lost:
             write_again(segment.file, doubtful, tail.size)
-        if tail.reason is not None or tail.size > checked or not segment.size:
-            # An empty file was made by an append that failed, or was cut: its name may be in no synced directory.
+        if tail.reason is not None or tail.size > checked:
             segment.file.sync()
             self._names_changed = True
+        elif not segment.size:  # Made by an append that failed, it may be in no synced directory.
+            segment.durable_name = False
         if reason is not None:
             return False
         if later:

@@ -202,9 +202,9 @@ class Segment:
         return file
 
     def make(self) -> None:
-        """Make the file, empty. OSError, also where there is no room for an open one."""
-        _ = self.file
-        self.release()
+        """Make the file, empty, and close it again. OSError."""
+        self._disk.open(self.path, create=True)
+        self.created = True
 
     def _opened(self) -> File:
         file = self._file = self._disk.open(self.path, create=not self.created)
@@ -289,8 +289,9 @@ class Segment:
         """Finish the segment: drop the state of the tail, write the index if the disk permits, close what is synced."""
         self.sealed = True
         self._clear_recent()
-        with contextlib.suppress(OSError):
-            self.index.store()
+        if self.size:
+            with contextlib.suppress(OSError):
+                self.index.store()
         self.release()
 
     def truncate(self, size: int, end: int) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from anabranch.machines.groups.gates import Evaluated, Stand, can_go_on
 from anabranch.machines.groups.image import TopicImage
+from anabranch.machines.groups.standing import Answer, Standing
 from anabranch.machines.lineage import Lineage
 from anabranch.machines.progress import Rewritten
 from tests.unit.machines.groups.test_positions_asked import FOO, Asking, classic_generation, settle
@@ -81,6 +82,38 @@ def test_an_answer_that_is_sure_counts_though_one_before_it_was_not() -> None:
         world.beat_a()
         world.advance(1_000)
     assert assigned(world) == "foo-0 foo-1"
+
+
+def test_what_was_let_go_and_what_never_was_a_record_meet() -> None:
+    """A marker lies behind what the owner has flushed. Its leader was asked about the one and the other without end."""
+    world = Compacted()
+    asked: list[int] = []
+
+    def next_record(offset: int) -> int:
+        asked.append(offset)
+        assert len(asked) < 10, asked
+        return max(offset, 5) if offset >= 2 else offset
+
+    world.topic.rewritten[0] = Rewritten(2, 4)
+    world.next_records["foo", 0] = next_record
+    world.ask("A", world.epoch, flushed=[(0, 4)])
+    for _ in range(3):
+        world.advance(1_000)
+        world.beat_a()
+    assert assigned(world) == "foo-0 foo-1"
+
+
+def test_a_sure_answer_is_no_longer_one_when_more_is_passed_over_behind_it() -> None:
+    standing, at = Standing(), (FOO, 0)
+    standing.answered(at, 2, 5, 9, Rewritten(2, 4))
+    standing.answered(at, 4, 5, 9, Rewritten(2, 4))
+    assert standing.answers[at] == Answer(2, 5, 9, 2, 2, 4)
+    standing.answered(at, 5, 7, 9, Rewritten(3, 9))
+    assert standing.answers[at] == Answer(2, 7, 9, 2, 3)
+    standing.answered(at, 7, 8, 9, Rewritten(4, 6))
+    assert standing.answers[at] == Answer(2, 8, 9, 2, 3, 7)
+    standing.answered(at, 8, 9, 9, Rewritten(4, 6))
+    assert standing.answers[at] == Answer(2, 9, 9, 2, 3, 7)
 
 
 def test_an_owner_that_was_given_the_partition_after_the_rewriting_has_none_of_them() -> None:

@@ -622,6 +622,29 @@ def test_an_idle_log_syncs_nothing_when_it_is_closed() -> None:
     assert disk.syncs == before
 
 
+def test_a_newest_file_that_is_empty_costs_no_sync_when_the_log_is_opened_and_closed() -> None:
+    """There is one behind each closed segment that was compacted, as long as nothing is appended."""
+    disk = FaultyDisk(1)
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
+    fill(log, 3)
+    log.finish_segment(log.end)
+    log.flush()
+    assert log.segments.make_last() and not log.segments.make_last()
+    log.checkpoint()
+    log.close()
+    before = disk.syncs
+    for _ in range(2):
+        log = LocalLog.open(HERE, LogConfig(), disk=disk)
+        assert [segment.base_offset for segment in log.segments] == [0, 6]
+        log.close()
+    assert disk.syncs == before
+    log = LocalLog.open(HERE, LogConfig(), disk=disk)
+    fill(log, 1)
+    log.flush()
+    disk = disk.crash()
+    assert LocalLog.open(HERE, LogConfig(), disk=disk, power_lost=True).end == 8, "its name was not synced"
+
+
 def test_a_caller_that_goes_away_takes_nobody_with_it(tmp_path: Path) -> None:
     log = open_log(tmp_path, LogConfig())
 

@@ -302,10 +302,10 @@ class Fetcher:
         return partition.processed
 
     def flushed(self, tp: TopicPartition, position: int) -> None:
-        """Note that the application has flushed its state of the records before `position`."""
+        """Note that the application has flushed its state of the records before `position`, unless it has gone back."""
         partition = self._state.find(tp)
-        if partition is not None:
-            partition.flushed = position
+        if partition is not None and partition.processed is not None:
+            partition.flushed = min(position, partition.processed)
 
     def finished(self, tp: TopicPartition, offset: int) -> None:
         """Note that the application has processed all records before `offset`, and not the one there."""

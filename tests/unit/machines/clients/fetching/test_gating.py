@@ -131,6 +131,15 @@ def test_where_nothing_is_committed_the_start_counts_until_records_are_handed_ou
     assert (standing.position, standing.progress, standing.flushed, tuple(standing.ends)) == (10, 4, 4, (10,))
 
 
+def test_a_flush_during_which_the_application_went_back_is_none_of_what_it_will_be_given_again() -> None:
+    fetcher = member(GREW, p0=4, p1=0)
+    hand_out(fetcher, P0, 10)
+    fetcher.seek(P0, 6)
+    fetcher.flushed(P0, 10)
+    standing = fetcher.standing(P0)
+    assert standing is not None and standing.flushed == 6
+
+
 def test_the_log_start_counts_as_read_where_the_rest_was_deleted() -> None:
     fetcher = member(GREW, p0=0, p1=0)
     fetcher.committed(P0, 0)
