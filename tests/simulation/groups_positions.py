@@ -72,6 +72,7 @@ class PositionRules:
         if group is None and group_id not in machine.positions:
             for key in [key for key in self.begun if key[0] == group_id]:
                 self._rules.change(self.begun, key, ABSENT)
+                self._world.edges[group_id].is_gone(key[1])
         if isinstance(group, ClassicGroup) and group.state is not ClassicState.STABLE:
             return
         for name in self._read_by(machine, group_id):

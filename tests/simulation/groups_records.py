@@ -357,6 +357,11 @@ class GroupEdge(ApplicationEdge):
         if self.reads_latest and log is not None and self._existed(topic, number) and not self.committed_offset(place):
             self._waits_from.setdefault(place, log.end)
 
+    def is_gone(self, life: str) -> None:
+        """Note that nothing is left of the group in a topic: it may begin again, at an end of then."""
+        for waiting in [waiting for waiting in self._waits_from if waiting[0] == life]:
+            del self._waits_from[waiting]
+
     def written(self, topic: Topic, number: int, offset: int) -> None:
         """Check a position that the coordinator wrote for a group that begins at the end.
 

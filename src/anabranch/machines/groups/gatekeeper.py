@@ -37,7 +37,7 @@ Group = ConsumerGroup | ClassicGroup
 Reply = TypeVar("Reply")
 LOOK_MS = 500
 """Between two looks at positions that a gate or a member waits for: log starts and transactions tell of no change."""
-LOOKED_AT_MAX = 100
+LOOKED_AT_MAX = 50
 """Watched partitions that one look compares; the others follow in the next, `LOOK_ON_MS` later."""
 LOOK_ON_MS = 2
 LOOK_ROOM = 300
