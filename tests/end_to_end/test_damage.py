@@ -150,6 +150,41 @@ def test_a_flipped_bit_of_the_last_changes_is_refused_and_a_repair_has_them(tmp_
     assert broker.stop() == 0
 
 
+def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair(tmp_path: Path) -> None:
+    """No producer's id is given out again, and no log is ahead of its leader epoch: both were lost with the changes."""
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t")
+    run(broker.address, "topic", "resize", "t", "--partitions", "2")
+    until(lambda: has(tmp_path / "metadata-copy.sqlite", b"topics/t/partitions/1"))
+    log = tmp_path / "metadata.sqlite-wal"
+    before = len(frames_of(log.read_bytes()))
+    run(broker.address, "topic", "resize", "t", "--partitions", "1")
+    with WireClient(broker.port) as client:
+        producer = client.producer_id()
+        client.produce("t", 0, batch([b"kept"], producer=(producer, 0, 0)))
+        broker.kill()
+    data = bytearray(log.read_bytes())
+    data[frames_of(data)[before] + 100] ^= 1
+    log.write_bytes(data)
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    (tmp_path / "metadata-copy.sqlite").unlink()
+    told, _ = run("", "repair", "--data", tmp_path, "--apply")
+    assert "nodes up to the logs" in told and "Repaired" in told
+    assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.producer_id() > producer
+        assert client.read_all("t") == [(0, b"kept")]
+    assert broker.stop() == 0
+
+
+def frames_of(log: bytes | bytearray, size: int = 24 + 4096) -> list[int]:
+    """Where the frames of a write-ahead log lie that are of its generation."""
+    return [at for at in range(32, len(log) - size + 1, size) if log[at + 8 : at + 16] == log[16:24]]
+
+
 def test_a_flipped_bit_of_a_config_is_refused_and_a_repair_takes_this_node_from_the_copy(tmp_path: Path) -> None:
     metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
     broker = soon(tmp_path).start()

@@ -493,6 +493,37 @@ def test_what_was_not_committed_of_a_partition_by_hand_is_processed_anew_when_it
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("by_group", [False, True])
+@pytest.mark.parametrize("polls", [False, True])
+def test_keys_that_are_given_up_by_hand_and_come_back_are_processed_anew(
+    address: str, topic: str, by_group: bool, polls: bool
+) -> None:
+    """The others, of the same partition, were further: offsets were committed without what these keys had changed."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+        lower, upper = cuts(SPACE, 2)
+        await send(address, topic, *KEYS)
+        group = topic if by_group else None
+        progress = None if by_group else topic
+        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+        async with Consumer(address, group_id=group, **settings) as consumer:
+            table = KeyedTable(consumer, f"{topic}-counts", topic, progress=progress, transactional_id=topic)
+            consumer.assign({(topic, 0): [lower, upper]})
+            await count_some(consumer, table, len(KEYS))  # Not committed.
+            consumer.assign({(topic, 0): [lower]})
+            if polls:
+                await consumer.poll(0.3)
+            consumer.assign({(topic, 0): [lower, upper]})
+            await count_some(consumer, table, len(KEYS))
+            assert dict(table.items()) == dict.fromkeys(KEYS, b"1")
+            await table.flush()
+        assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"1")
+
+    asyncio.run(run())
+
+
 def test_changes_that_were_not_committed_go_with_the_range_of_their_keys(address: str, topic: str) -> None:
     """When the range comes back, they must not overwrite what its owner in between has committed."""
 

@@ -307,7 +307,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _read_snapshots(self, known: Offsets = NO_OFFSETS) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
             self._snapshot_reader = SnapshotReader(self.options)
-        positions = {topic: each.offsets for topic, each in known.items()}
+        positions = {topic: each.standing for topic, each in known.items()}
         self._snapshots = self._snapshot_reader.with_high_watermarks(self._snapshot_reader.read(known), positions)
         return self._snapshots
 

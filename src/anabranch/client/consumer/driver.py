@@ -89,10 +89,18 @@ class FetchingDriver:
             self.state.released(partitions)
 
     def assigned_anew(self, before: Shares) -> None:
-        """Drop what was assigned by hand before and is not now, with changes of its state: they are not committed."""
+        """Drop what was assigned by hand before and is not now, with changes of its state: they are not committed.
+
+        A partition of a group's consumer with state that gets further keys begins anew: those may be behind the others.
+        """
         now = {tp: self.fetcher.granted_share(tp) for tp in self.fetcher.assignment}
-        whole = tuple(tp for tp in before if tp not in now)
-        left = {tp: without(places(share), places(now[tp])) for tp, share in before.items() if tp in now}
+        anew = []
+        if self.state is not None and self.group is not None:
+            anew = [tp for tp, share in before.items() if tp in now and without(places(now[tp]), places(share))]
+            for tp in anew:
+                self.fetcher.begin_anew(tp)
+        whole = (*(tp for tp in before if tp not in now), *anew)
+        left = {tp: without(places(share), places(now[tp])) for tp, share in before.items() if tp not in whole}
         partly = {tp: keys for tp, keys in left.items() if keys}
         self.dropped(whole)
         if self.group is not None:

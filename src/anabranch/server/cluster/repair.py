@@ -25,6 +25,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import CheckpointError
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
 from anabranch.storage.interface import MetadataStore
+from anabranch.storage.log.survey import LogSurvey
 from anabranch.storage.metadata.table import Found, Row, read_tree, write_nodes, write_tree
 
 NAMES_SHOWN = 5
@@ -102,12 +103,13 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
                 f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
                 f"{path.name}-wal is damaged, are lost"
             )
-            return [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+            steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+            return [*steps, *_catching_up(path, _changes(directory, tree, logs))]
     elif found is not None and originals is not None:
         tree = {**found.sound, **originals}
         if _fits(directory, logs, tree):
             if not originals:
-                return []
+                return _catching_up(path, _ahead(tree, _surveys(directory, logs)))
             text = (
                 f"restore {_shown(sorted(originals))} of {path.name} from {copy.name}, as the checksums show that it "
                 f"was; the other {len(found.sound)} nodes are sound and stay"
@@ -132,10 +134,7 @@ def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], logs: S
     unknown = _unknown(logs, tree)
     text = f"restore {path.name} from {copy.name}: {len(logs) - len(unknown)} of {len(logs)} logs are in it"
     steps = [Step(text, partial(directory.restore_metadata, copy))]
-    changes = _changes(directory, tree, logs)
-    if changes:
-        text = f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
-        steps.append(Step(text, partial(write_nodes, path, changes)))
+    steps += _catching_up(path, _changes(directory, tree, logs))
     for log in unknown:
         text = f"move the log of {log}, which the copy does not have, into {UNKNOWN_DIRECTORY}/"
         steps.append(Step(text, partial(directory.move_away, log)))
@@ -156,19 +155,34 @@ def _restore(directory: DataDirectory, tree: Sequence[Row]) -> None:
     made.unlink()
 
 
-def _changes(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
-    """The nodes of a copy that the logs are ahead of."""
+def _catching_up(path: Path, changes: Mapping[str, bytes]) -> list[Step]:
+    if not changes:
+        return []
+    text = f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
+    return [Step(text, partial(write_nodes, path, changes))]
+
+
+def _surveys(directory: DataDirectory, logs: Iterable[TopicPartition]) -> dict[TopicPartition, LogSurvey]:
+    return {log: directory.survey(log) for log in logs}
+
+
+def _ahead(tree: Mapping[str, Row], surveys: Mapping[TopicPartition, LogSurvey]) -> dict[str, bytes]:
+    """The nodes of partitions whose logs have later leader epochs."""
     changes: dict[str, bytes] = {}
-    seen = -1
-    for log in logs:
-        found = directory.survey(log)
-        seen = max(seen, found.producer_id)
+    for log, found in surveys.items():
         name = nodes.partition_path(log.topic, log.partition)
         if _data(tree, name):
-            node = nodes.read_partition(name, tree[name].data)
-            if found.latest_epoch > node.leader_epoch:
-                raised = replace(node, leader_epoch=found.latest_epoch)
-                changes[name] = nodes.put_partition(log.topic, log.partition, raised).data
+            node, latest = nodes.read_partition(name, tree[name].data), found.latest_epoch
+            if latest > node.leader_epoch:
+                changes[name] = nodes.put_partition(log.topic, log.partition, replace(node, leader_epoch=latest)).data
+    return changes
+
+
+def _changes(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
+    """The nodes of an earlier tree that the logs are ahead of, or may be."""
+    surveys = _surveys(directory, logs)
+    changes = _ahead(tree, surveys)
+    seen = max((found.producer_id for found in surveys.values()), default=-1)
     # Ids may have been handed out, and used, in the seconds after the copy was made: a block more is skipped.
     size = nodes.PRODUCER_ID_BLOCK_SIZE
     given_below = max(int(_data(tree, nodes.PRODUCER_IDS) or b"0"), (seen // size + 1) * size)

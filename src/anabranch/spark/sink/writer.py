@@ -50,6 +50,10 @@ R = TypeVar("R")
 log = logging.getLogger("anabranch.spark.sink")
 
 
+_reached: set[str] = set()
+"""The brokers that this process has reached: where they are away for a moment later, tasks wait for them."""
+
+
 @dataclass
 class TaskWritten(WriterCommitMessage):
     """What a task has written, on its way to the driver."""
@@ -63,8 +67,10 @@ class _Writer(Sent):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self.options = options
         self.names = rows.check(schema, options.topic)
-        with naming(options), self.admin() as admin:
-            admin.describe_cluster()  # Whoever cannot be reached is named here, and not a minute later in every task.
+        if options.servers not in _reached:
+            with naming(options), self.admin() as admin:
+                admin.describe_cluster()  # Whoever cannot be reached is named here, and not a minute later in tasks.
+            _reached.add(options.servers)
 
     def finish(self, admin: Admin, messages: Sequence[TaskWritten | None], batch_id: int) -> decision.Decision | None:
         """Decide that a micro-batch becomes visible, and commit the transactions of its tasks. Repeat it at will.

@@ -7,7 +7,8 @@ SQLite reads the log up to the first frame that does not fit its checksum, and t
 word: to it this is the end that a crash has torn. It is not where the index beside the log counts more frames, because
 SQLite notes them there when they are synced. After a loss of power that file is as old as the disk has it, and is
 believed only if it names the same generation of the log (its salts). Then the frames themselves tell: a transaction
-begins when the one before is synced, so no frame follows a damaged transaction, unless that was damaged later.
+begins when the one before is synced, so no frame follows a damaged transaction, unless that was damaged later, or a
+sync of it failed; and the header is synced before the first frame.
 
 The formats are those of https://www.sqlite.org/walformat.html.
 """
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 MAGIC = 0x377F0682
 """The last bit says that checksums are of big-endian words."""
 FRAMES_AT_A_TIME = 1_000
+_LOOKED_AT = 1 << 16
+"""Bytes behind a header of zeros that are looked at: more than any page."""
 _MASK = 0xFFFF_FFFF
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME = struct.Struct(">IIIIII")
@@ -80,7 +83,9 @@ def check(path: Path) -> None:
         header = file.read(_HEADER.size)
         generation = _generation(header)
         if generation is None:
-            if any(header):
+            had_changes = counted is not None and counted.frames > counted.backfilled
+            # It is written and synced before the first frame: one of zeros has none behind it.
+            if any(header) or had_changes or any(file.read(_LOOKED_AT)):
                 raise sqlite3.DatabaseError(f"the header of {wal.name} is damaged")
             return
         sound = _sound(generation, file)

@@ -107,7 +107,14 @@ def test_after_a_loss_of_power_frames_tell_of_damage_but_for_that_of_the_last_tr
     log.write_bytes(whole[:20] + b"\1" + whole[21:])
     assert not is_sound(killed)
     log.write_bytes(bytes(32) + whole[32:])
+    assert not is_sound(killed), "a header is synced before the first frame"
+    log.write_bytes(bytes(32))
     assert is_sound(killed), "its header was not synced, and so no transaction"
+
+
+def test_a_header_of_zeros_is_damage_where_the_index_counts_changes(killed: Path) -> None:
+    beside(killed, "-wal").write_bytes(bytes(32))
+    assert not is_sound(killed)
 
 
 def pages_of(frames: bytes) -> list[int]:

@@ -66,8 +66,20 @@ def assign(
 def _give_share(state: FetchingState, partition: Partition, share: KeyRanges) -> None:
     if share != partition.share:
         partition.topic.limits = None
+        partition.arrivals = state.new_id()
     partition.share = share
     partition.ask(state.filter)
+
+
+def begin_anew(state: FetchingState, tp: TopicPartition) -> None:
+    """Have a partition that is assigned by hand begin where its group has committed; what was fetched is dropped."""
+    topic = state.topics[tp.topic]
+    before = topic.partitions[tp.partition]
+    made = Partition(topic, tp.partition, wanted_timestamp=state.reset_timestamp, awaiting=True)
+    made.arrivals = state.new_id()
+    topic.partitions[tp.partition] = made
+    _give_share(state, made, before.share)
+    topic.limits = None
 
 
 def grant(

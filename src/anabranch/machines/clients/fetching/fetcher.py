@@ -47,6 +47,10 @@ class Fetcher:
         """
         assigning.assign(self._state, partitions, whole_topics, awaiting=awaiting, shares=shares)
 
+    def begin_anew(self, tp: TopicPartition) -> None:
+        """Have a partition that is assigned by hand begin after a call of `begin`, as a new one."""
+        assigning.begin_anew(self._state, tp)
+
     def filter(self, wanted: RecordFilter | None) -> None:
         """Fetch only some records from now on; None for all. Fetches for another filter are dropped."""
         if wanted != self._state.filter:
