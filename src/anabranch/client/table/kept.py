@@ -212,9 +212,14 @@ class Kept:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the entries of all assigned partitions are in memory."""
-        ours = {tp for tp in self._driver.fetcher.assignment if tp.topic == self.source}
-        return bool(ours) and ours <= self._in_memory
+        """Whether the entries of all assigned partitions are in memory, also of ranges that were just granted."""
+        fetcher = self._driver.fetcher
+        ours = {tp for tp in fetcher.assignment if tp.topic == self.source}
+        return (
+            bool(ours)
+            and ours <= self._in_memory
+            and all(self._shares.get(tp) == fetcher.share_of(tp) and not fetcher.arriving(tp) for tp in ours)
+        )
 
     # -- flushes ------------------------------------------------------------------------------------------------------
 

@@ -79,3 +79,20 @@ def test_a_fetcher_tells_where_the_keys_of_a_share_are_read_on() -> None:
     fetcher.arrive(TP, 3, [(*LOWER, 12), (*UPPER, 3)], 12)
     assert fetcher.position(TP) == 3
     assert fetcher.floor_of(TP) == [(*LOWER, 12), (*UPPER, 3)]
+
+
+def test_a_table_is_not_ready_while_a_range_that_was_granted_arrives() -> None:
+    """Until the next poll it was: the values of the new keys were not there."""
+    fetcher = Fetcher(FetcherSettings())
+    kept = Kept(
+        cast(FetchingDriver, SimpleNamespace(fetcher=fetcher)), ConsumerSettings(), "g", "c", "t", unflushed_size_max=1
+    )
+    fetcher.grant([(TP, None)], {TP: (LOWER,)})
+    assert not kept.is_ready
+    fetcher.begin(TP, offset=3)
+    kept._in_memory, kept._shares = {TP}, {TP: fetcher.share_of(TP)}
+    assert kept.is_ready
+    fetcher.grant([(TP, None)], {TP: (UPPER,)})
+    assert not kept.is_ready
+    fetcher.arrive(TP, 3, [(*SPACE, 3)], 3)
+    assert not kept.is_ready
