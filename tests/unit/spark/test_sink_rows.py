@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
-from anabranch.spark.options import OptionError
+from anabranch.client.cluster.connection import ConnectError
+from anabranch.spark.options import OptionError, UnreachableError
 from anabranch.spark.sink.options import parse
 from anabranch.spark.sink.rows import check, digest_of, parts
+from anabranch.spark.sink.writer import StreamWriter
 from anabranch.spark.source import full_schema
 
 
@@ -59,3 +64,20 @@ def test_what_is_said_of_headers_to_a_source_may_be_said_to_a_write_and_retries_
     assert parse({**least, "includeHeaders": "true"}) == parse(least)
     with pytest.raises(OptionError, match=r"kafka.retries is not supported: .* set that"):
         parse({**least, "kafka.retries": "3"})
+
+
+def test_brokers_that_were_reached_once_are_waited_for_in_later_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write is made anew for each: one that began while a broker was away for a moment ended the query."""
+    away: list[str] = []
+
+    def describe() -> None:
+        if away:
+            raise ConnectError(away[0])
+
+    admin = contextlib.nullcontext(SimpleNamespace(describe_cluster=describe))
+    monkeypatch.setattr(StreamWriter, "admin", lambda self: admin)
+    StreamWriter(parse({"bootstrap.servers": "reached:1", "topic": "t"}), schema_of("key", "value"))
+    away.append("refused")
+    StreamWriter(parse({"bootstrap.servers": "reached:1", "topic": "t"}), schema_of("key", "value"))
+    with pytest.raises(UnreachableError, match=r"bootstrap\.servers"):
+        StreamWriter(parse({"bootstrap.servers": "never:1", "topic": "t"}), schema_of("key", "value"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +245,14 @@ def test_which_partitions_a_broker_must_name(
     known: TopicOffsets | None, existing: set[int], elastic: bool, missing: list[int]
 ) -> None:
     assert list(missing_of(known, ID, existing, elastic=elastic)) == missing
+
+
+def test_high_watermarks_are_asked_for_positions_in_partitions_that_are_left_out_too() -> None:
+    """Named again, they are read on there: beyond the last stable offset, it seemed that the log had been cut."""
+    asked: list[Any] = []
+    reader = object.__new__(StreamReader)
+    reader._snapshot_reader = SimpleNamespace(
+        read=lambda known: {}, with_high_watermarks=lambda snapshots, positions: asked.append(positions) or snapshots
+    )  # type: ignore[assignment]
+    reader._read_snapshots({"t": replace(KNOWN["t"], offsets={0: 9}, left={1: 100})})
+    assert asked == [{"t": {0: 9, 1: 100}}]
