@@ -524,6 +524,38 @@ def test_keys_that_are_given_up_by_hand_and_come_back_are_processed_anew(
     asyncio.run(run())
 
 
+def test_further_keys_by_hand_take_nothing_of_what_was_read_before_anything_was_committed(
+    address: str, topic: str
+) -> None:
+    """The partition begins where it began, and not at its end of now; what the application has set stays."""
+
+    async def run() -> None:
+        async with Admin(address) as admin:
+            await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
+        lower, upper = cuts(SPACE, 2)
+        low = [key for key in KEYS if spread(murmur2(key), 1) <= lower.end]
+        await send(address, topic, *KEYS)
+        settings: dict[str, Any] = {"auto_offset_reset": "latest", "enable_auto_commit": False}
+        async with Consumer(address, group_id=topic, **settings) as consumer:
+            table = KeyedTable(consumer, f"{topic}-counts", topic, transactional_id=topic)
+            consumer.assign({(topic, 0): [lower]})
+            assert await consumer.position(topic, 0) == len(KEYS)
+            await send(address, topic, *KEYS)
+            await count_some(consumer, table, len(low))
+            consumer.assign({(topic, 0): [lower, upper]})
+            await count_some(consumer, table, len(KEYS))
+            assert dict(table.items()) == dict.fromkeys(KEYS, b"1")
+            await table.flush()
+            consumer.assign({(topic, 0): [lower]})
+            await consumer.pause((topic, 0))
+            await consumer.seek(topic, 0, 7)
+            consumer.assign({(topic, 0): [lower, upper]})
+            assert await consumer.position(topic, 0) == 7 and consumer.paused()
+        assert await changelog_of(address, f"{topic}-counts") == dict.fromkeys(KEYS, b"1")
+
+    asyncio.run(run())
+
+
 def test_changes_that_were_not_committed_go_with_the_range_of_their_keys(address: str, topic: str) -> None:
     """When the range comes back, they must not overwrite what its owner in between has committed."""
 

@@ -91,14 +91,13 @@ class FetchingDriver:
     def assigned_anew(self, before: Shares) -> None:
         """Drop what was assigned by hand before and is not now, with changes of its state: they are not committed.
 
-        A partition of a group's consumer with state that gets further keys begins anew: those may be behind the others.
+        A partition of a group's consumer that gets further keys begins anew if it has state of them: they may be behind
+        the others.
         """
         now = {tp: self.fetcher.granted_share(tp) for tp in self.fetcher.assignment}
-        anew = []
-        if self.state is not None and self.group is not None:
-            anew = [tp for tp, share in before.items() if tp in now and without(places(now[tp]), places(share))]
-            for tp in anew:
-                self.fetcher.begin_anew(tp)
+        grown = [tp for tp, share in before.items() if tp in now and without(places(now[tp]), places(share))]
+        state = None if self.group is None else self.state
+        anew = [tp for tp in grown if state is not None and state.is_of(tp.topic) and self.fetcher.begin_anew(tp)]
         whole = (*(tp for tp in before if tp not in now), *anew)
         left = {tp: without(places(share), places(now[tp])) for tp, share in before.items() if tp not in whole}
         partly = {tp: keys for tp, keys in left.items() if keys}

@@ -108,6 +108,8 @@ class Positions:
                         fetcher.begin(tp, offset=result.offset, steps=result.shares)
                         if tp in awaited:
                             self._skip(tp, result)
+                    elif (first := fetcher.anew_from(tp)) is not None:
+                        fetcher.begin(tp, offset=first)
                     else:
                         without.append(tp)
                 if without:

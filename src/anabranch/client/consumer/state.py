@@ -25,6 +25,9 @@ def always() -> None:
 class KeptState(Protocol):
     """State by key, of one consumer."""
 
+    def is_of(self, topic: str) -> bool:
+        """Whether some state is of the keys of a topic."""
+
     def admit(self, parts: list[Deliverable]) -> list[Deliverable]:
         """Return the parts whose keys' state is in memory, and begin to load that of others. Raises its errors."""
 

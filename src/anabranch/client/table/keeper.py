@@ -106,6 +106,10 @@ class Keeper:
             refused |= table.prepare(parts, processed, self.run)
         return [part for part in parts if (part.topic, part.partition) not in refused]
 
+    def is_of(self, topic: str) -> bool:
+        """Whether some table is of the keys of a topic."""
+        return any(table.source == topic for table in self._tables)
+
     def released(self, partitions: Iterable[TopicPartition]) -> None:
         """Drop the state of partitions that were revoked or lost, and what is not flushed of it."""
         names = tuple(partitions)

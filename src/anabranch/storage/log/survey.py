@@ -30,7 +30,7 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     """Read the headers and snapshots of a log, as far as they are sound."""
     bases = sorted(base for name in disk.names(directory) if (base := base_of(name)) is not None)
     epochs = EpochsFile(disk, directory).load() or epochs_of_batches(disk, directory)
-    newest = -1
+    newest, latest = -1, epochs.latest
     snapshots, damaged = Snapshots(disk, directory), list[Path]()
     for offset, data in snapshots.newest_first(1 << 62):
         try:
@@ -42,8 +42,9 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
         segment.load()
         try:
             for _, header in segment.walk():
+                latest = max(latest, header.leader_epoch)  # A power loss may have taken the file back.
                 if header.producer_id >= 0:
                     newest = max(newest, origin(header.producer_id)[0])
         except DecodeError:
             continue
-    return LogSurvey(bases[0] if bases else None, epochs.latest, newest, damaged)
+    return LogSurvey(bases[0] if bases else None, latest, newest, damaged)

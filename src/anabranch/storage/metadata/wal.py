@@ -18,7 +18,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -29,7 +29,7 @@ MAGIC = 0x377F0682
 """The last bit says that checksums are of big-endian words."""
 FRAMES_AT_A_TIME = 1_000
 _LOOKED_AT = 1 << 16
-"""Bytes behind a header of zeros that are looked at: more than any page."""
+"""Bytes behind a header of zeros that are looked at at a time."""
 _MASK = 0xFFFF_FFFF
 _HEADER = struct.Struct(">IIIIIIII")
 _FRAME = struct.Struct(">IIIIII")
@@ -85,7 +85,7 @@ def check(path: Path) -> None:
         if generation is None:
             had_changes = counted is not None and counted.frames > counted.backfilled
             # It is written and synced before the first frame: one of zeros has none behind it.
-            if any(header) or had_changes or any(file.read(_LOOKED_AT)):
+            if any(header) or had_changes or any(any(data) for data in iter(partial(file.read, _LOOKED_AT), b"")):
                 raise sqlite3.DatabaseError(f"the header of {wal.name} is damaged")
             return
         sound = _sound(generation, file)

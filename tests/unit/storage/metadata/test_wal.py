@@ -108,6 +108,8 @@ def test_after_a_loss_of_power_frames_tell_of_damage_but_for_that_of_the_last_tr
     assert not is_sound(killed)
     log.write_bytes(bytes(32) + whole[32:])
     assert not is_sound(killed), "a header is synced before the first frame"
+    log.write_bytes(bytes(100_000) + whole[32:])
+    assert not is_sound(killed), "not only a page is lost"
     log.write_bytes(bytes(32))
     assert is_sound(killed), "its header was not synced, and so no transaction"
 

@@ -71,15 +71,22 @@ def _give_share(state: FetchingState, partition: Partition, share: KeyRanges) ->
     partition.ask(state.filter)
 
 
-def begin_anew(state: FetchingState, tp: TopicPartition) -> None:
-    """Have a partition that is assigned by hand begin where its group has committed; what was fetched is dropped."""
+def begin_anew(state: FetchingState, tp: TopicPartition) -> bool:
+    """Have a partition that is assigned by hand begin where its group has committed; what was fetched is dropped.
+
+    Where it has committed nothing, the partition begins where it did before. One that has no position yet, or whose
+    position the application has set, stays as it is; whether it does not.
+    """
     topic = state.topics[tp.topic]
     before = topic.partitions[tp.partition]
+    if before.start is None or before.is_sought:
+        return False
     made = Partition(topic, tp.partition, wanted_timestamp=state.reset_timestamp, awaiting=True)
-    made.arrivals = state.new_id()
+    made.arrivals, made.anew_from, made.paused = state.new_id(), before.start, before.paused
     topic.partitions[tp.partition] = made
     _give_share(state, made, before.share)
     topic.limits = None
+    return True
 
 
 def grant(

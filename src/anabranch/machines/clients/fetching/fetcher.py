@@ -47,9 +47,14 @@ class Fetcher:
         """
         assigning.assign(self._state, partitions, whole_topics, awaiting=awaiting, shares=shares)
 
-    def begin_anew(self, tp: TopicPartition) -> None:
-        """Have a partition that is assigned by hand begin after a call of `begin`, as a new one."""
-        assigning.begin_anew(self._state, tp)
+    def begin_anew(self, tp: TopicPartition) -> bool:
+        """As `assigning.begin_anew`; it begins after a call of `begin`."""
+        return assigning.begin_anew(self._state, tp)
+
+    def anew_from(self, tp: TopicPartition) -> int | None:
+        """Return where a partition that begins anew does so if nothing is committed."""
+        partition = self._state.find(tp)
+        return None if partition is None else partition.anew_from
 
     def filter(self, wanted: RecordFilter | None) -> None:
         """Fetch only some records from now on; None for all. Fetches for another filter are dropped."""

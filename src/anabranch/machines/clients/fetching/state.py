@@ -63,6 +63,8 @@ class Partition:
     """The group's progress as told by the coordinator: what follows the committed offset without a record counts."""
     start: int | None = None
     """The first position: it counts as read up to here while nothing is committed."""
+    anew_from: int | None = None
+    """Where it begins if nothing is committed, as it has begun there before."""
     reset_at: int = 0
     """Where a lookup made it begin, as nothing was committed."""
     is_sought: bool = False
