@@ -129,7 +129,8 @@ class Consumer:
         """Replace the assignment: topics by name (all partitions, including later ones), or (topic, partition) pairs.
 
         Partitions that stay assigned keep their positions. Each new one begins at the group's committed offset if this
-        consumer has a `group_id`, and otherwise as `auto_offset_reset` defines.
+        consumer has a `group_id`, and otherwise as `auto_offset_reset` defines; so does one that gets further keys of a
+        table (`KeyedTable`), which were perhaps processed less far.
 
         A mapping assigns shares: of a topic or a partition those records whose keys lie in some ranges of the key space
         (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for topics with
