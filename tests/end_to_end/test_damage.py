@@ -150,15 +150,26 @@ def test_a_flipped_bit_of_the_last_changes_is_refused_and_a_repair_has_them(tmp_
     assert broker.stop() == 0
 
 
-def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair(tmp_path: Path) -> None:
-    """No producer's id is given out again, and no log is ahead of its leader epoch: both were lost with the changes."""
+@pytest.mark.parametrize("loses_power", [False, True])
+def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair(
+    tmp_path: Path, loses_power: bool
+) -> None:
+    """No producer's id is given out again, and no log is ahead of its leader epoch: both were lost with the changes.
+
+    `loses_power`: the file of a log's epochs is the one before, too; its records tell.
+    """
     broker = soon(tmp_path).start()
     with WireClient(broker.port) as client:
         client.create("t")
+        client.produce("t", 0, batch([b"first"]))
     run(broker.address, "topic", "resize", "t", "--partitions", "2")
+    with WireClient(broker.port) as client:
+        client.produce("t", 0, batch([b"second"]))
     until(lambda: has(tmp_path / "metadata-copy.sqlite", b"topics/t/partitions/1"))
     log = tmp_path / "metadata.sqlite-wal"
     before = len(frames_of(log.read_bytes()))
+    epochs = tmp_path / "t-0" / "leader-epoch-checkpoint"
+    earlier = epochs.read_bytes()
     run(broker.address, "topic", "resize", "t", "--partitions", "1")
     with WireClient(broker.port) as client:
         producer = client.producer_id()
@@ -170,13 +181,16 @@ def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair
     broker.start(expect_ready=False)
     assert broker.wait() == 1
     (tmp_path / "metadata-copy.sqlite").unlink()
+    if loses_power:
+        assert epochs.read_bytes() != earlier
+        epochs.write_bytes(earlier)
     told, _ = run("", "repair", "--data", tmp_path, "--apply")
-    assert "nodes up to the logs" in told and "Repaired" in told
+    assert "up to the logs: /brokers/topics/t/partitions/0" in told and "Repaired" in told
     assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
     broker.start()
     with WireClient(broker.port) as client:
         assert client.producer_id() > producer
-        assert client.read_all("t") == [(0, b"kept")]
+        assert client.read_all("t") == [(0, b"first"), (1, b"second"), (2, b"kept")]
     assert broker.stop() == 0
 
 

@@ -81,6 +81,17 @@ async def made(
         yield consumer, table
 
 
+@asynccontextmanager
+async def made_by_hand(
+    address: str, topic: str, *, by_group: bool = True, **settings: Any
+) -> AsyncIterator[tuple[Consumer, KeyedTable]]:
+    """A consumer that assigns by hand, with a table `counts`; the group that commits for it has the topic's name."""
+    given = {"auto_offset_reset": "earliest", "enable_auto_commit": False, **settings}
+    async with Consumer(address, group_id=topic if by_group else None, **given) as consumer:
+        progress = None if by_group else topic
+        yield consumer, KeyedTable(consumer, f"{topic}-counts", topic, progress=progress, transactional_id=topic)
+
+
 async def send(address: str, topic: str, *keys: bytes | None) -> None:
     async with Producer(address) as producer:
         for key in keys:
@@ -473,10 +484,7 @@ def test_what_was_not_committed_of_a_partition_by_hand_is_processed_anew_when_it
         async with Admin(address) as admin:
             await admin.create_topics(topic, partitions=2)
         keys = [[key for key in KEYS if place(placement_hash(key), 2, 2) == number] for number in (0, 1)]
-        async with Consumer(
-            address, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False
-        ) as consumer:
-            table = KeyedTable(consumer, f"{topic}-counts", topic, transactional_id=topic)
+        async with made_by_hand(address, topic) as (consumer, table):
             for number in (1, 2):
                 await send(address, topic, *KEYS)
                 consumer.assign(topic)
@@ -505,11 +513,7 @@ def test_keys_that_are_given_up_by_hand_and_come_back_are_processed_anew(
             await admin.create_topics(topic, partitions=1, configs={"accept.range.fetch": "true"})
         lower, upper = cuts(SPACE, 2)
         await send(address, topic, *KEYS)
-        group = topic if by_group else None
-        progress = None if by_group else topic
-        settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
-        async with Consumer(address, group_id=group, **settings) as consumer:
-            table = KeyedTable(consumer, f"{topic}-counts", topic, progress=progress, transactional_id=topic)
+        async with made_by_hand(address, topic, by_group=by_group) as (consumer, table):
             consumer.assign({(topic, 0): [lower, upper]})
             await count_some(consumer, table, len(KEYS))  # Not committed.
             consumer.assign({(topic, 0): [lower]})
@@ -535,9 +539,7 @@ def test_further_keys_by_hand_take_nothing_of_what_was_read_before_anything_was_
         lower, upper = cuts(SPACE, 2)
         low = [key for key in KEYS if spread(murmur2(key), 1) <= lower.end]
         await send(address, topic, *KEYS)
-        settings: dict[str, Any] = {"auto_offset_reset": "latest", "enable_auto_commit": False}
-        async with Consumer(address, group_id=topic, **settings) as consumer:
-            table = KeyedTable(consumer, f"{topic}-counts", topic, transactional_id=topic)
+        async with made_by_hand(address, topic, auto_offset_reset="latest") as (consumer, table):
             consumer.assign({(topic, 0): [lower]})
             assert await consumer.position(topic, 0) == len(KEYS)
             await send(address, topic, *KEYS)

@@ -72,6 +72,10 @@ async def check_metadata(directory: DataDirectory, store: MetadataStore) -> None
         )
 
 
+Surveys = Mapping[TopicPartition, LogSurvey]
+"""What the files of each log show."""
+
+
 class Step(NamedTuple):
     """One step of a repair."""
 
@@ -83,14 +87,15 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
     """Plan the repair of a data directory, which is locked; nothing is changed yet. AnabranchError, OSError."""
     directory = DataDirectory(path, disk)
     try:
-        return directory, [*_metadata_steps(directory), *_log_steps(directory)]
+        surveys = {log: directory.survey(log) for log in directory.logs()}
+        return directory, [*_metadata_steps(directory, surveys), *_log_steps(directory, surveys)]
     except BaseException:
         directory.release()
         raise
 
 
-def _metadata_steps(directory: DataDirectory) -> list[Step]:
-    logs = directory.logs()
+def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
+    logs = list(surveys)
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
     found, copied = read_tree(path), read_tree(copy)
     if found is None and not logs and not directory.term and not _has_bytes(path):
@@ -104,12 +109,12 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
                 f"{path.name}-wal is damaged, are lost"
             )
             steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
-            return [*steps, *_catching_up(path, _changes(directory, tree, logs))]
+            return [*steps, *_catching_up(path, _changes(directory, tree, surveys))]
     elif found is not None and originals is not None:
         tree = {**found.sound, **originals}
         if _fits(directory, logs, tree):
             if not originals:
-                return _catching_up(path, _ahead(tree, _surveys(directory, logs)))
+                return _catching_up(path, _ahead(tree, surveys))
             text = (
                 f"restore {_shown(sorted(originals))} of {path.name} from {copy.name}, as the checksums show that it "
                 f"was; the other {len(found.sound)} nodes are sound and stay"
@@ -120,7 +125,7 @@ def _metadata_steps(directory: DataDirectory) -> list[Step]:
             f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "
             "copy of your own."
         )
-    return _whole_copy_steps(directory, copied.sound, logs)
+    return _whole_copy_steps(directory, copied.sound, surveys)
 
 
 def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
@@ -129,12 +134,12 @@ def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     return any(row.path not in tree or row.version > tree[row.path].version for row in rows if not row.session)
 
 
-def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> list[Step]:
+def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys) -> list[Step]:
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
-    unknown = _unknown(logs, tree)
-    text = f"restore {path.name} from {copy.name}: {len(logs) - len(unknown)} of {len(logs)} logs are in it"
+    unknown = _unknown(surveys, tree)
+    text = f"restore {path.name} from {copy.name}: {len(surveys) - len(unknown)} of {len(surveys)} logs are in it"
     steps = [Step(text, partial(directory.restore_metadata, copy))]
-    steps += _catching_up(path, _changes(directory, tree, logs))
+    steps += _catching_up(path, _changes(directory, tree, surveys))
     for log in unknown:
         text = f"move the log of {log}, which the copy does not have, into {UNKNOWN_DIRECTORY}/"
         steps.append(Step(text, partial(directory.move_away, log)))
@@ -162,11 +167,7 @@ def _catching_up(path: Path, changes: Mapping[str, bytes]) -> list[Step]:
     return [Step(text, partial(write_nodes, path, changes))]
 
 
-def _surveys(directory: DataDirectory, logs: Iterable[TopicPartition]) -> dict[TopicPartition, LogSurvey]:
-    return {log: directory.survey(log) for log in logs}
-
-
-def _ahead(tree: Mapping[str, Row], surveys: Mapping[TopicPartition, LogSurvey]) -> dict[str, bytes]:
+def _ahead(tree: Mapping[str, Row], surveys: Surveys) -> dict[str, bytes]:
     """The nodes of partitions whose logs have later leader epochs."""
     changes: dict[str, bytes] = {}
     for log, found in surveys.items():
@@ -178,9 +179,8 @@ def _ahead(tree: Mapping[str, Row], surveys: Mapping[TopicPartition, LogSurvey])
     return changes
 
 
-def _changes(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[TopicPartition]) -> dict[str, bytes]:
+def _changes(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys) -> dict[str, bytes]:
     """The nodes of an earlier tree that the logs are ahead of, or may be."""
-    surveys = _surveys(directory, logs)
     changes = _ahead(tree, surveys)
     seen = max((found.producer_id for found in surveys.values()), default=-1)
     # Ids may have been handed out, and used, in the seconds after the copy was made: a block more is skipped.
@@ -192,10 +192,9 @@ def _changes(directory: DataDirectory, tree: Mapping[str, Row], logs: Sequence[T
     return changes
 
 
-def _log_steps(directory: DataDirectory) -> list[Step]:
+def _log_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
     steps = []
-    for log in directory.logs():
-        found = directory.survey(log)
+    for log, found in surveys.items():
         base = found.first_base
         if base is not None and _log_start_is_lost(directory, log, base):
             text = f"start the log of {log} at offset {base}, where its first file begins"
