@@ -65,7 +65,7 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     if ":" in chosen:
         yield Broker(chosen, elastic=False, process=None)
         return
-    process = (ApacheKafka if chosen == "apache-kafka" else Anabranch)(settings=JOINED_SOON)
+    process = (ApacheKafka if chosen == "apache-kafka" else Anabranch)(settings=SHARED_SETTINGS)
     with process:
         request.config.stash[PROCESS] = process
         yield Broker(process.address, elastic=chosen == "anabranch", process=process)
@@ -78,9 +78,10 @@ def clients(broker: Broker) -> Iterator[Clients]:
     made.close()
 
 
-JOINED_SOON = {"group.initial.rebalance.delay.ms": "100"}
+SHARED_SETTINGS = {"group.initial.rebalance.delay.ms": "100", "log.retention.ms": "-1"}
+"""Of a broker that lives long: some records are of a fixed, long past time, and retention begins after five minutes."""
 GROUP_SETTINGS = {
-    **JOINED_SOON,
+    **SHARED_SETTINGS,
     "group.consumer.session.timeout.ms": "10000",
     "group.consumer.min.session.timeout.ms": "1000",
     "group.consumer.heartbeat.interval.ms": "100",

@@ -42,7 +42,8 @@ def exceptions_of_others() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with running(tmp_path_factory.mktemp("broker")) as process:
+    """Keeps records for ever: some are of a fixed, long past time, and retention would begin after five minutes."""
+    with running(tmp_path_factory.mktemp("broker"), log_retention_ms=-1) as process:
         yield process
 
 

@@ -130,7 +130,7 @@ class Consumer:
 
         Partitions that stay assigned keep their positions. Each new one begins at the group's committed offset if this
         consumer has a `group_id`, and otherwise as `auto_offset_reset` defines; so does one that gets further keys of a
-        table (`KeyedTable`), which were perhaps processed less far.
+        table (`KeyedTable`), which were perhaps processed less far, unless the application has just sought a position.
 
         A mapping assigns shares: of a topic or a partition those records whose keys lie in some ranges of the key space
         (both ends inclusive, see docs/cooperative.md), all records where the list is empty. It is for topics with

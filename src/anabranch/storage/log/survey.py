@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.producers import ProducerTable, origin
+from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.epochs import EpochsFile
-from anabranch.storage.log.recovery import base_of, epochs_of_batches
+from anabranch.storage.log.recovery import base_of, epochs_of_batches, scan
 from anabranch.storage.log.segment import Segment
 from anabranch.storage.log.snapshots import Snapshots
 
@@ -31,6 +32,7 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     bases = sorted(base for name in disk.names(directory) if (base := base_of(name)) is not None)
     epochs = EpochsFile(disk, directory).load() or epochs_of_batches(disk, directory)
     newest, latest = -1, epochs.latest
+    last: Segment | None = None
     snapshots, damaged = Snapshots(disk, directory), list[Path]()
     for offset, data in snapshots.newest_first(1 << 62):
         try:
@@ -40,11 +42,26 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     for base in bases:
         segment = Segment(disk, directory, base, 0)
         segment.load()
+        if segment.size:
+            last = segment
         try:
             for _, header in segment.walk():
-                latest = max(latest, header.leader_epoch)  # A power loss may have taken the file back.
                 if header.producer_id >= 0:
                     newest = max(newest, origin(header.producer_id)[0])
         except DecodeError:
             continue
+    if last is not None:
+        latest = max(latest, _last_epoch(last))  # A power loss may have taken the file of epochs back.
     return LogSurvey(bases[0] if bases else None, latest, newest, damaged)
+
+
+def _last_epoch(segment: Segment) -> int:
+    """The leader epoch of the last of the sound batches with which a file begins; -1 without any."""
+    epoch = -1
+
+    def visit(_: int, header: BatchHeader) -> None:
+        nonlocal epoch
+        epoch = header.leader_epoch
+
+    scan(segment.file, 0, segment.size, segment.base_offset, visit, gaps=True)
+    return epoch

@@ -74,15 +74,17 @@ def _give_share(state: FetchingState, partition: Partition, share: KeyRanges) ->
 def begin_anew(state: FetchingState, tp: TopicPartition) -> bool:
     """Have a partition that is assigned by hand begin where its group has committed; what was fetched is dropped.
 
-    Where it has committed nothing, the partition begins where it did before. One that has no position yet, or whose
-    position the application has set, stays as it is; whether it does not.
+    Where it has committed nothing, the partition begins where it did before, or with the first record that its log
+    still has. One of which what is committed is being asked, or whose position the application has set, stays as it
+    is; whether it does not.
     """
     topic = state.topics[tp.topic]
     before = topic.partitions[tp.partition]
-    if before.start is None or before.is_sought:
+    if before.awaiting or before.is_sought:
         return False
     made = Partition(topic, tp.partition, wanted_timestamp=state.reset_timestamp, awaiting=True)
-    made.arrivals, made.anew_from, made.paused = state.new_id(), before.start, before.paused
+    made.arrivals, made.paused = state.new_id(), before.paused
+    made.anew_from = None if before.start is None else max(before.start, before.log_start)
     topic.partitions[tp.partition] = made
     _give_share(state, made, before.share)
     topic.limits = None
@@ -171,6 +173,8 @@ def _begin_recreated(topic: Topic) -> None:
     """Reset the positions of a topic that was deleted and created again: none of its records were read."""
     topic.elsewhere, topic.lifted, topic.bound = {}, {}, set()
     for partition in topic.partitions.values():
+        if partition.anew_from is not None:
+            partition.anew_from = 0
         if not partition.awaiting and partition.topic_id is None:
             partition.forget()
             partition.position, partition.wanted_timestamp = None, EARLIEST

@@ -136,3 +136,30 @@ def test_a_member_whose_topic_was_deleted_is_not_told_its_group_is() -> None:
 def test_the_start_of_an_assigned_partition_follows_the_reset(reset: str) -> None:
     state = reading(P0, reset=reset)
     assert state.partition(P0).wanted_timestamp == (EARLIEST if reset == "earliest" else LATEST)
+
+
+def begun_by_hand(*, position: int | None, log_start: int = 0) -> FetchingState:
+    """A partition with a group: where it began, or that its first position is still looked up."""
+    state = reading(P0)
+    assigning.learn(state, state.topics["t"], view(0), 0)
+    partition = state.partition(P0)
+    partition.start = partition.position = position
+    partition.log_start = log_start
+    return state
+
+
+@pytest.mark.parametrize(("position", "log_start", "anew"), [(5, 0, 5), (5, 9, 9), (None, 0, None)])
+def test_a_partition_that_begins_anew_begins_no_later_than_before_and_with_a_record_that_is_there(
+    position: int | None, log_start: int, anew: int | None
+) -> None:
+    state = begun_by_hand(position=position, log_start=log_start)
+    assert assigning.begin_anew(state, P0), "also while its first position is looked up: something may be committed"
+    assert state.partition(P0).awaiting and state.partition(P0).anew_from == anew
+    assert not assigning.begin_anew(state, P0), "what is committed is being asked already"
+
+
+def test_a_partition_of_a_topic_that_is_created_again_begins_anew_at_its_beginning() -> None:
+    state = begun_by_hand(position=5)
+    assigning.begin_anew(state, P0)
+    assigning.learn(state, state.topics["t"], view(0, topic_id=OTHER), 0)
+    assert state.partition(P0).anew_from == 0

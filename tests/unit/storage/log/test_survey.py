@@ -1,0 +1,33 @@
+"""What is found in the files of a log that is not opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.runtime.disk import Disk
+from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
+from anabranch.storage.log.survey import survey
+from tests.support.batches import make_batch
+from tests.unit.storage.log.test_damage import open_log
+
+
+def test_the_latest_epoch_is_that_of_the_last_sound_batch_where_the_file_of_epochs_is_older(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.start_epoch(1)
+    log.append(make_batch(1), 1, 0)
+    log.close()
+    earlier = (tmp_path / "t-0" / EPOCHS_FILE).read_bytes()
+    log = open_log(tmp_path)
+    log.start_epoch(3)
+    log.append(make_batch(1), 3, 0)
+    log.close()
+    (tmp_path / "t-0" / EPOCHS_FILE).write_bytes(earlier)
+    assert survey(Disk(), tmp_path / "t-0").latest_epoch == 3
+    file = max((tmp_path / "t-0").glob("*.log"))
+    whole = file.read_bytes()
+    garbage = bytearray(make_batch(1))
+    garbage[:8] = (2).to_bytes(8, "big")
+    garbage[12:16] = (0x7FFF_FFFF).to_bytes(4, "big")
+    garbage[-1] ^= 1
+    file.write_bytes(whole + garbage)
+    assert survey(Disk(), tmp_path / "t-0").latest_epoch == 3, "its checksum does not hold"
