@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -175,9 +176,7 @@ def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair
         producer = client.producer_id()
         client.produce("t", 0, batch([b"kept"], producer=(producer, 0, 0)))
         broker.kill()
-    data = bytearray(log.read_bytes())
-    data[frames_of(data)[before] + 100] ^= 1
-    log.write_bytes(data)
+    damage_frame(log, before)
     broker.start(expect_ready=False)
     assert broker.wait() == 1
     (tmp_path / "metadata-copy.sqlite").unlink()
@@ -192,6 +191,59 @@ def test_metadata_without_its_last_changes_is_brought_up_to_the_logs_by_a_repair
         assert client.producer_id() > producer
         assert client.read_all("t") == [(0, b"first"), (1, b"second"), (2, b"kept")]
     assert broker.stop() == 0
+
+
+def test_a_repair_without_the_last_changes_keeps_what_is_later_than_the_copy(tmp_path: Path) -> None:
+    """A topic whose creation is lost, with its log, costs no other change: its log is moved away."""
+    metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
+    broker = soon(tmp_path).start()
+    with WireClient(broker.port) as client:
+        client.create("t", **{"retention.ms": "604800000"})
+        client.produce("t", 0, batch([b"kept"]))
+        until(lambda: has(copy, b"604800000"))
+    assert broker.stop() == 0
+    broker.settings["log.flush.offset.checkpoint.interval.ms"] = 3_600_000
+    broker.start()
+    log = metadata.with_name(metadata.name + "-wal")
+    with WireClient(broker.port) as client:
+        alter(client, "t", "retention.ms", "-1")
+        before = len(frames_of(log.read_bytes()))
+        client.create("lost")
+        client.produce("lost", 0, batch([b"of no topic"]))
+        broker.kill()
+    damage_frame(log, before)
+    broker.start(expect_ready=False)
+    assert broker.wait() == 1
+    told, _ = run("", "repair", "--data", tmp_path, "--apply")
+    assert "from what is sound of it" in told and list((tmp_path / "unknown" / "lost-0").glob("*.log"))
+    assert "Nothing to repair" in run("", "repair", "--data", tmp_path)[0]
+    broker.start()
+    with WireClient(broker.port) as client:
+        assert client.read_all("t") == [(0, b"kept")]
+    configs = json.loads(run(broker.address, "topic", "config", "t", "--json")[0])
+    assert configs["retention.ms"]["value"] == "-1"
+    assert broker.stop() == 0
+
+
+def test_a_repair_with_a_copy_that_is_later_names_the_topics_that_are_only_in_it(tmp_path: Path) -> None:
+    metadata, copy = tmp_path / "metadata.sqlite", tmp_path / "metadata-copy.sqlite"
+    broker = soon(tmp_path).start()
+    log = metadata.with_name(metadata.name + "-wal")
+    with WireClient(broker.port) as client:
+        client.create("t")
+        before = len(frames_of(log.read_bytes()))
+        client.create("made")
+        until(lambda: has(copy, b"/brokers/topics/made/"))
+        broker.kill()
+    damage_frame(log, before)
+    told, _ = run("", "repair", "--data", tmp_path)
+    assert "topics that are only there, made in the last seconds or deleted: made" in told
+
+
+def damage_frame(log: Path, number: int) -> None:
+    data = bytearray(log.read_bytes())
+    data[frames_of(data)[number] + 100] ^= 1
+    log.write_bytes(data)
 
 
 def frames_of(log: bytes | bytearray, size: int = 24 + 4096) -> list[int]:
@@ -266,11 +318,15 @@ def test_a_log_of_no_topic_is_moved_away_by_a_repair_and_not_adopted(tmp_path: P
         until(lambda: has(tmp_path / "metadata-copy.sqlite", b"/brokers/topics/t/"))
     broker.stop()
     shutil.copytree(tmp_path / "t-0", tmp_path / "stray-0")
+    garble(next((tmp_path / "stray-0").glob("*.snapshot")))
     broker.start(expect_ready=False)
     assert broker.wait() == 1
     assert "does not have stray-0" in broker.said("error", "the broker cannot start")[0]["reason"]
+    metadata = (tmp_path / "metadata.sqlite").read_bytes()
     run("", "repair", "--data", tmp_path, "--apply")
     assert list((tmp_path / "unknown" / "stray-0").glob("*.log"))
+    assert list((tmp_path / "unknown" / "stray-0").glob("*.snapshot.damaged"))
+    assert (tmp_path / "metadata.sqlite").read_bytes() == metadata, "it is sound, and later than the copy"
     broker.start()
     with WireClient(broker.port) as client:
         assert client.read_all("t") == [(0, b"kept")]

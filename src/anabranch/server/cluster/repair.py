@@ -4,10 +4,10 @@ The logs of a data directory belong to the topics in its metadata. Without the m
 would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
 seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
 leader epochs, and producer ids that were handed out. Where only some nodes are damaged, and the copy has them as they
-were written, these nodes alone are taken from it. Where the write-ahead log is damaged, the later one counts: the copy,
-or what is sound. Logs that the copy does not have are moved out of the way into `unknown/`; a log whose recorded start
-is lost starts at its first file; damaged snapshots of producers are renamed.
-Nothing is deleted.
+were written, these nodes alone are taken from it. Where the write-ahead log is damaged, or the metadata lacks a log,
+the later one counts: the copy, or what is sound. Logs that it does not have are moved out of the way into `unknown/`; a
+log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed. Nothing is
+deleted.
 """
 
 from __future__ import annotations
@@ -88,44 +88,45 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
     directory = DataDirectory(path, disk)
     try:
         surveys = {log: directory.survey(log) for log in directory.logs()}
-        return directory, [*_metadata_steps(directory, surveys), *_log_steps(directory, surveys)]
+        # The files of a log come first: the log may be moved.
+        return directory, [*_log_steps(directory, surveys), *_metadata_steps(directory, surveys)]
     except BaseException:
         directory.release()
         raise
 
 
 def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
-    logs = list(surveys)
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
     found, copied = read_tree(path), read_tree(copy)
-    if found is None and not logs and not directory.term and not _has_bytes(path):
+    if found is None and not surveys and not directory.term and not _has_bytes(path):
         return []  # No broker has started here.
     originals = None if found is None else _originals(found.damaged, copied)
-    if found is not None and originals is not None and found.is_cut:
+    if found is not None and originals is not None:
         tree = {**found.sound, **originals}
-        if _fits(directory, logs, tree) and not _is_behind(tree, copied):
+        is_behind = _is_behind(tree, copied)
+        may_be_older = bool(_unknown(surveys, tree)) and (is_behind or copied is None or bool(copied.damaged))
+        if found.is_cut and not is_behind and not may_be_older:
             text = (
                 f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
                 f"{path.name}-wal is damaged, are lost"
             )
             steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
-            return [*steps, *_catching_up(path, _changes(directory, tree, surveys))]
-    elif found is not None and originals is not None:
-        tree = {**found.sound, **originals}
-        if _fits(directory, logs, tree):
-            if not originals:
-                return _catching_up(path, _ahead(tree, surveys))
+            steps += _catching_up(path, _changes(directory, tree, surveys))
+            return [*steps, *_moving(directory, tree, surveys, "what is sound")]
+        if not found.is_cut and _term(tree) >= directory.term and not may_be_older:
             text = (
                 f"restore {_shown(sorted(originals))} of {path.name} from {copy.name}, as the checksums show that it "
                 f"was; the other {len(found.sound)} nodes are sound and stay"
             )
-            return [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+            steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
+            steps = [*(steps if originals else ()), *_catching_up(path, _ahead(tree, surveys))]
+            return [*steps, *_moving(directory, tree, surveys, "the metadata")]
     if copied is None or copied.damaged:
         raise AnabranchError(
             f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "
             "copy of your own."
         )
-    return _whole_copy_steps(directory, copied.sound, surveys)
+    return _whole_copy_steps(directory, copied.sound, {} if found is None else found.sound, surveys)
 
 
 def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
@@ -134,16 +135,27 @@ def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     return any(row.path not in tree or row.version > tree[row.path].version for row in rows if not row.session)
 
 
-def _whole_copy_steps(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys) -> list[Step]:
+def _whole_copy_steps(
+    directory: DataDirectory, tree: Mapping[str, Row], sound: Mapping[str, Row], surveys: Surveys
+) -> list[Step]:
+    """`sound`: what is sound of the metadata, which is not taken."""
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
-    unknown = _unknown(surveys, tree)
-    text = f"restore {path.name} from {copy.name}: {len(surveys) - len(unknown)} of {len(surveys)} logs are in it"
+    known = len(surveys) - len(_unknown(surveys, tree))
+    text = f"restore {path.name} from {copy.name}: {known} of {len(surveys)} logs are in it"
+    if back := _topics(tree) - _topics(sound) if _topics(sound) else ():
+        text += f"; topics that are only there, made in the last seconds or deleted: {_shown(sorted(back))}"
     steps = [Step(text, partial(directory.restore_metadata, copy))]
     steps += _catching_up(path, _changes(directory, tree, surveys))
-    for log in unknown:
-        text = f"move the log of {log}, which the copy does not have, into {UNKNOWN_DIRECTORY}/"
-        steps.append(Step(text, partial(directory.move_away, log)))
-    return steps
+    return [*steps, *_moving(directory, tree, surveys, "the copy")]
+
+
+def _moving(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys, what: str) -> list[Step]:
+    """Move the logs of which a tree does not know out of the way."""
+    text = "move the log of {log}, which {what} does not have, into {to}/"
+    return [
+        Step(text.format(log=log, what=what, to=UNKNOWN_DIRECTORY), partial(directory.move_away, log))
+        for log in _unknown(surveys, tree)
+    ]
 
 
 def _originals(damaged: Mapping[str, Row], copied: Found | None) -> dict[str, Row] | None:
@@ -215,16 +227,16 @@ def _log_start_is_lost(directory: DataDirectory, log: TopicPartition, first_base
     return known.log_start < first_base or (known.synced is not None and known.log_start > known.synced)
 
 
-def _fits(directory: DataDirectory, logs: Sequence[TopicPartition], tree: Mapping[str, Row]) -> bool:
-    return not _unknown(logs, tree) and _term(tree) >= directory.term
-
-
 def _has_bytes(path: Path) -> bool:
     return path.exists() and path.stat().st_size > 0
 
 
 def _unknown(logs: Iterable[TopicPartition], tree: Mapping[str, Row]) -> list[TopicPartition]:
     return [log for log in logs if not _data(tree, nodes.partition_path(log.topic, log.partition))]
+
+
+def _topics(tree: Mapping[str, Row]) -> set[str]:
+    return {path.rpartition("/")[2] for path in tree if path == nodes.topic_path(path.rpartition("/")[2])}
 
 
 def _term(tree: Mapping[str, Row]) -> int:
