@@ -197,7 +197,7 @@ class Case:
 def scrubbed(log: LocalLog) -> tuple[scrub.Finding | None, Source]:
     """The first finding of a scrub, and the segment that it is in."""
     source = Source(0, 0, 0)
-    for source in scrub.settled(log):
+    for _, source in scrub.settled(log):
         finding = scrub.scrub(log.disk, log.directory, source, lambda size: None)
         if finding is not None:
             return finding, source

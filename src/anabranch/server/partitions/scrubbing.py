@@ -75,7 +75,8 @@ class Scrubbing:
         log = partition.log
         if not isinstance(log, LocalLog) or not self._serves(partition):
             return
-        for source in scrub.settled(log):
+        for compared in scrub.settled(log):
+            source = compared.source
             if not self._serves(partition):
                 return
             try:
@@ -84,7 +85,7 @@ class Scrubbing:
             except FileNotFoundError:
                 continue  # It was deleted, or compacted, meanwhile.
             self._bytes.add(source.size)
-            if finding is not None and self._serves(partition) and scrub.is_as_it_was(log, source):
+            if finding is not None and self._serves(partition) and scrub.is_as_it_was(log, compared):
                 self._damaged.add()
                 await self._take_offline(partition, log, finding, source)
                 return

@@ -125,7 +125,7 @@ class LocalLog:
         sound, self.epochs = found is not None, found or epochs_of_batches(self._disk, self.directory)
         loaded = self.epochs.entries
         self.epochs.truncate_from((start_offset if point is None else point) + 1)
-        recovered, self.log_start, self.end, compacted = recover(
+        recovered, self.log_start, self.end, compacted, as_appended_from = recover(
             self._disk,
             self.directory,
             known=known,
@@ -135,7 +135,7 @@ class LocalLog:
             visit=visit,
             power_lost=power_lost,
         )
-        self._segments = Segments(recovered, compact=compacted or self._config.compact)
+        self._segments = Segments(recovered, as_appended_from if compacted or self._config.compact else 0)
         if not recovered:
             self._add_segment()
         self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]

@@ -78,7 +78,9 @@ class Recovered(NamedTuple):
     log_start: int
     end: int
     compacted: bool
-    """Whether all but the newest may be compacted."""
+    """Whether the log was compacted before, as far as its checkpoint tells."""
+    as_appended_from: int
+    """Where it was, all before may be compacted: all but the newest, or all, as a power loss may take the newest."""
 
 
 class Tail(NamedTuple):
@@ -139,7 +141,11 @@ def recover(
     opening.sync()
     for segment in segments:
         segment.release()
-    return Recovered(segments, max(start, segments[0].base_offset) if segments else start, end, compacted)
+    log_start, as_appended_from = start, 0
+    if segments:
+        log_start = max(start, segments[0].base_offset)
+        as_appended_from = end if power_lost else segments[-1].base_offset
+    return Recovered(segments, log_start, end, compacted, as_appended_from)
 
 
 def _check_start(directory: Path, start: int, floor: int, known: Known, bases: list[int], *, power_lost: bool) -> None:

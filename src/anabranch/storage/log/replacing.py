@@ -7,7 +7,9 @@ For a few groups of segments at a time, `S` the new one of a group and `O` the o
     S.swap -> S              then sync, and give the index its name
 
 Where S is to be the newest file, because the segment of the next appends has none yet, that one is made before: a start
-takes all but the newest file for one that may be compacted.
+takes all but the newest file for one that may be compacted. And before any S the log has a checkpoint of the cleaner,
+which tells that it may be (`may_be_compacted`): a log that is written anew for another one may never have a mark of its
+own.
 
 What stands on the right of `then` is handed out as work for another thread. Meanwhile everything may happen to the log
 but a second cleaning: where records of O are deleted, S is put away again, or leaves with them. After an error the log
@@ -25,7 +27,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.log.batch_files import source_of
 from anabranch.storage.log.cleaner import Cleaned, CleanedGroup
 from anabranch.storage.log.log import LocalLog
-from anabranch.storage.log.marks import Mark, note_clean
+from anabranch.storage.log.marks import Mark, load_marks, note_clean
 from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, remove_replaced
 from anabranch.storage.log.segment import Segment, path_of
 
@@ -52,6 +54,8 @@ def finishing(log: LocalLog, cleaned: Cleaned) -> Generator[Work, None, int]:
     An OSError of the work is thrown in, and comes out again.
     """
     saved, end = 0, cleaned.clean_to
+    if cleaned.groups and not load_marks(log):  # From here on offsets may be missing: also of a log that is no subject.
+        yield partial(note_clean, log, Mark(0, cleaned.now_ms))
     for begin in range(0, len(cleaned.groups), GROUPS_AT_A_TIME):
         groups = cleaned.groups[begin : begin + GROUPS_AT_A_TIME]
         replaced = yield from _Replacing(log, cleaned).run(groups)

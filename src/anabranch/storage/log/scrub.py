@@ -5,6 +5,9 @@ bounded rate, in a thread. A finding is noted beside the log (`FINDING_FILE`), s
 batch either: while it is unsound the log stays offline; where the file was restored, the note goes. A damaged note
 still says that there was something: then all of the log is compared before it is served.
 
+What is compared may be replaced meanwhile, by a compacted segment that begins at the same offset: a finding counts
+where the segment is still the same one. A compacted segment is compared once its file has its name.
+
 Not compared is what no checksum covers: the leader epoch of a batch. A changed base offset shows by the batch behind
 it, or by the end of the segment.
 """
@@ -25,7 +28,7 @@ from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_bytes, keep
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.recovery import FINDING_FILE, may_be_compacted, scan
-from anabranch.storage.log.segment import path_of
+from anabranch.storage.log.segment import Segment, path_of
 
 logger = logging.getLogger("anabranch.storage.log")
 
@@ -49,16 +52,25 @@ class Finding(NamedTuple):
         )
 
 
-def settled(log: LocalLog) -> list[Source]:
+class Settled(NamedTuple):
+    """What a segment has that does not change any more."""
+
+    segment: Segment
+    source: Source
+
+
+def settled(log: LocalLog) -> list[Settled]:
     """List what a log has that does not change any more. OSError, OfflineLogError."""
     found = []
     for segment in log.segments:
+        if segment.path != path_of(log.directory, segment.base_offset):
+            continue  # The segments that it replaces still have its name.
         if segment.sealed and segment.end <= log.flushed:
-            found.append(Source(segment.base_offset, segment.end, segment.size))
+            found.append(Settled(segment, Source(segment.base_offset, segment.end, segment.size)))
         elif segment.base_offset < log.flushed:
             end = min(log.flushed, segment.end)
             size = segment.size if end == segment.end else segment.locate(end)
-            found.append(Source(segment.base_offset, end, size))
+            found.append(Settled(segment, Source(segment.base_offset, end, size)))
     return found
 
 
@@ -86,11 +98,11 @@ def scrub(disk: Disk, directory: Path, source: Source, pause: Callable[[int], No
     return None if reason is None else Finding(path, tail.size, following, reason)
 
 
-def is_as_it_was(log: LocalLog, source: Source) -> bool:
+def is_as_it_was(log: LocalLog, compared: Settled) -> bool:
     """Whether a segment is still in a log with the bytes that were compared."""
-    segments = log.segments
-    segment = segments[segments.index_of(source.base_offset)] if segments else None
-    return segment is not None and segment.base_offset == source.base_offset and segment.size >= source.size
+    segments, segment = log.segments, compared.segment
+    there = segments[segments.index_of(segment.base_offset)] if segments else None
+    return there is segment and segment.size >= compared.source.size
 
 
 def note(disk: Disk, directory: Path, finding: Finding, source: Source) -> None:
@@ -138,7 +150,7 @@ def check_all(log: LocalLog) -> None:
     The damaged note is kept aside; but a note stays in its place until the log is known to be sound.
     """
     disk, path = log.disk, log.directory / FINDING_FILE
-    for source in settled(log):
+    for _, source in settled(log):
         found = scrub(disk, log.directory, source, lambda size: None)
         if found is not None:
             file = disk.open(path)

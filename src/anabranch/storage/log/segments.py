@@ -100,12 +100,12 @@ class Segments(list[Segment]):
     rewritten: Rewritten
     """As `PartitionLog.rewritten`."""
 
-    def __init__(self, segments: Sequence[Segment] = (), *, compact: bool = False) -> None:
-        """`compact`: any of them but the newest, which never is, may have been rewritten before."""
+    def __init__(self, segments: Sequence[Segment] = (), rewritten_to: int = 0) -> None:
+        """`rewritten_to`: all before it may have been rewritten."""
         super().__init__(segments)
         self._open_for_reading = None
         self._sharing = None
-        self.rewritten = Rewritten(next(_STAMPS), self[-1].base_offset if compact and self else 0)
+        self.rewritten = Rewritten(next(_STAMPS), rewritten_to)
 
     def add(self, segment: Segment) -> Segment:
         """Append a segment, and return it."""

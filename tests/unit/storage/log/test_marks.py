@@ -133,7 +133,7 @@ def test_a_log_is_known_as_compacted_while_its_damaged_checkpoint_is_replaced(tm
     size = len(batch)
     data = path.read_bytes()
     path.write_bytes(data[:size] + data[2 * size :])  # The second batch is compacted away.
-    source = scrub.settled(log)[0]._replace(size=len(data) - size)
+    source = scrub.settled(log)[0].source._replace(size=len(data) - size)
     assert scrub.scrub(Disk(), path.parent, source, lambda size: None) is None
     checkpoint.rename(checkpoint.with_name(CLEANER_FILE + ".damaged"))
     assert scrub.scrub(Disk(), path.parent, source, lambda size: None) is None

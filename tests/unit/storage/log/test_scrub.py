@@ -38,7 +38,7 @@ class Damaged:
         self.damage()
         (noted,) = [
             (finding, source)
-            for source in scrub.settled(log)
+            for _, source in scrub.settled(log)
             if (finding := scrub.scrub(log.disk, log.directory, source, lambda size: None)) is not None
         ]
         self.finding = noted[0]
