@@ -31,9 +31,10 @@ from anabranch.server.broker import Broker
 from anabranch.server.settings import Settings
 from anabranch.storage.directory import METADATA_FILE
 from anabranch.storage.log.epochs import FILE, LeaderEpochs
-from anabranch.storage.metadata.table import read_tree, write_nodes
+from anabranch.storage.metadata.table import read_tree
 from benchmarks.harness import Bar, Result, Scale, compare
 from tests.support.wire import WireClient, batch
+from tests.support.written_metadata import write_nodes
 
 TOPIC = "restless"
 READ_MS_MAX = 100.0

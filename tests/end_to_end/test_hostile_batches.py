@@ -19,10 +19,10 @@ from anabranch.protocol.messages.metadata import MetadataRequest
 from anabranch.protocol.messages.produce import PartitionProduceData
 from anabranch.records.batch import build, stamp
 from anabranch.records.compression import Compression, compress
-from anabranch.storage.metadata.table import write_nodes
 from tests.support.broker import BrokerProcess, log_size, running
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch, varint
+from tests.support.written_metadata import write_nodes
 
 NOW_MS = 1_700_000_000_000
 WAIT_MAX_S = 0.25

@@ -12,7 +12,7 @@ from anabranch.machines.controller.layouts import Layout
 from anabranch.machines.controller.nodes import PartitionNode, PutNode, Topic
 from anabranch.storage.directory import METADATA_FILE
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
-from anabranch.storage.metadata.table import write_nodes
+from tests.support.written_metadata import write_nodes
 
 NODE_ID = 1
 """The broker that leads all partitions: the default of `node.id`."""

@@ -27,9 +27,10 @@ from anabranch.storage.log.survey import LogSurvey, survey
 META_FILE = "meta.properties"
 LOCK_FILE = ".lock"
 METADATA_FILE = "metadata.sqlite"
-METADATA_SIZE_MAX = 1 << 36
 METADATA_COPY_FILE = "metadata-copy.sqlite"
 """A copy of the metadata, seconds old, which `anabranch repair` restores."""
+METADATA_REPAIRED_FILE = "metadata.sqlite.repaired"
+"""The metadata as a repair has made it, until it takes its place: whole, where it is there."""
 RESERVE_FILE = "reserve"
 RESERVE_SIZE = 4 << 20
 """Bytes that a start or a deletion on a full disk may write: it removes the file, which is made again later."""
@@ -215,14 +216,28 @@ class DataDirectory:
         self.checkpoints.forget(str(partition))
         self.checkpoints.save()
 
-    def restore_metadata(self, copy: Path) -> None:
-        """Put a copy of the metadata in place; the file that was there is renamed. Blocks; OSError."""
+    def restore_metadata(self, write: Callable[[Path], None]) -> None:
+        """Put the metadata in place that `write` writes durably; what was there is renamed. Blocks; OSError.
+
+        An interruption leaves the old metadata, or `METADATA_REPAIRED_FILE`, which is whole: `finish_restoring`.
+        """
+        made = self.path / METADATA_REPAIRED_FILE
+        unfinished = made.with_name(made.name + ".tmp")
+        write(unfinished)
+        self._disk.rename(unfinished, made)
+        self._disk.sync_directory(self.path)
+        self.finish_restoring()
+
+    def finish_restoring(self) -> None:
+        """Put repaired metadata in place, after what is there, with all that belongs to it. Blocks; OSError."""
         path = self.path / METADATA_FILE
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm", "-journal"):
             old = path.with_name(path.name + suffix)
             if self._disk.exists(old):
                 self._disk.rename(old, aside(self._disk, old, DAMAGED_SUFFIX))
-        self._disk.replace(path, self._disk.read(copy, METADATA_SIZE_MAX))
+        self._disk.sync_directory(self.path)
+        self._disk.rename(self.path / METADATA_REPAIRED_FILE, path)
+        self._disk.sync_directory(self.path)
 
     def open_log(
         self,

@@ -7,7 +7,8 @@ leader epochs, and producer ids that were handed out. Where only some nodes are 
 were written, these nodes alone are taken from it. Where the write-ahead log is damaged, or the metadata lacks a log,
 the later one counts: the copy, or what is sound. Logs that it does not have are moved out of the way into `unknown/`; a
 log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed. Nothing is
-deleted.
+deleted. The new metadata is made beside the old, with all that it is to have, and then takes its place: a repair that
+was interrupted is finished by the next one, and a start is refused until then.
 """
 
 from __future__ import annotations
@@ -23,10 +24,16 @@ from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller import nodes
 from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import CheckpointError
-from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
+from anabranch.storage.directory import (
+    METADATA_COPY_FILE,
+    METADATA_FILE,
+    METADATA_REPAIRED_FILE,
+    UNKNOWN_DIRECTORY,
+    DataDirectory,
+)
 from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
-from anabranch.storage.metadata.table import Found, Row, read_tree, write_nodes, write_tree
+from anabranch.storage.metadata.table import Found, Row, read_tree, write_tree
 
 NAMES_SHOWN = 5
 _REMEDY = (
@@ -43,6 +50,10 @@ def check_metadata_file(directory: DataDirectory) -> None:
     """Refuse logs without metadata, before a file of metadata is made. MetadataLostError."""
     path = directory.path / METADATA_FILE
     logs = directory.logs()
+    if (directory.path / METADATA_REPAIRED_FILE).exists():
+        raise MetadataLostError(
+            f"A repair of {path} was interrupted: let `anabranch repair --data {directory.path} --apply` finish it."
+        )
     if path.exists() and not path.is_file():
         raise MetadataLostError(f"{path} is no ordinary file. " + _REMEDY.format(path=directory.path))
     if logs and not (path.exists() and path.stat().st_size):
@@ -97,6 +108,10 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
 
 def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
+    repaired = read_tree(directory.path / METADATA_REPAIRED_FILE)
+    if repaired is not None and not repaired.damaged:
+        text = f"finish the repair that was interrupted: put {METADATA_REPAIRED_FILE} in the place of {path.name}"
+        return [Step(text, directory.finish_restoring), *_moving(directory, repaired.sound, surveys, "it")]
     found, copied = read_tree(path), read_tree(copy)
     if found is None and not surveys and not directory.term and not _has_bytes(path):
         return []  # No broker has started here.
@@ -110,43 +125,60 @@ def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
                 f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
                 f"{path.name}-wal is damaged, are lost"
             )
-            steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
-            steps += _catching_up(path, _changes(directory, tree, surveys))
-            return [*steps, *_moving(directory, tree, surveys, "what is sound")]
+            return _restoring(directory, text, tree, _changes(directory, tree, surveys), surveys, "what is sound")
         if not found.is_cut and _term(tree) >= directory.term and not may_be_older:
+            older = [node for node in originals if not found.damaged[node].stems_from(originals[node])]
             text = (
                 f"restore {_shown(sorted(originals))} of {path.name} from {copy.name}, as the checksums show that it "
                 f"was; the other {len(found.sound)} nodes are sound and stay"
             )
-            steps = [Step(text, partial(_restore, directory, [tree[node] for node in sorted(tree)]))]
-            steps = [*(steps if originals else ()), *_catching_up(path, _ahead(tree, surveys))]
-            return [*steps, *_moving(directory, tree, surveys, "the metadata")]
+            if older:
+                text += f". Of {_shown(sorted(older))} the copy has an earlier form: look at what was changed since"
+            changes = _changes(directory, tree, surveys) if older else _ahead(tree, surveys)
+            if not originals and not changes:
+                return _moving(directory, tree, surveys, "the metadata")
+            return _restoring(directory, text if originals else "", tree, changes, surveys, "the metadata")
     if copied is None or copied.damaged:
         raise AnabranchError(
             f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "
             "copy of your own."
         )
-    return _whole_copy_steps(directory, copied.sound, {} if found is None else found.sound, surveys)
+    tree = copied.sound
+    text = f"restore {path.name} from {copy.name}: {len(surveys) - len(_unknown(surveys, tree))} of {len(surveys)} "
+    text += "logs are in it"
+    if found is not None and (back := _topics(tree) - _topics(found.sound)):
+        text += f"; topics that are only there, made in the last seconds or deleted: {_shown(sorted(back))}"
+    return _restoring(directory, text, tree, _changes(directory, tree, surveys), surveys, "the copy")
+
+
+def _restoring(
+    directory: DataDirectory,
+    text: str,
+    tree: Mapping[str, Row],
+    changes: Mapping[str, bytes],
+    surveys: Surveys,
+    what: str,
+) -> list[Step]:
+    """Put a tree with some changes in the place of the metadata, in one step: a repair may be interrupted."""
+    if changes:
+        text += "; " if text else ""
+        text += f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
+    rows = {**tree, **{name: _changed(tree.get(name), name, data) for name, data in changes.items()}}
+    write = partial(write_tree, tree=[rows[name] for name in sorted(rows)])
+    return [
+        Step(text, partial(directory.restore_metadata, write)),
+        *_moving(directory, tree, surveys, what),
+    ]
+
+
+def _changed(row: Row | None, name: str, data: bytes) -> Row:
+    return Row(name, 0, 0, None, data) if row is None else row._replace(version=row.version + 1, data=data, crc=None)
 
 
 def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     """Whether the copy has changes that a tree does not have."""
     rows = () if copied is None or copied.damaged else copied.sound.values()
     return any(row.path not in tree or row.version > tree[row.path].version for row in rows if not row.session)
-
-
-def _whole_copy_steps(
-    directory: DataDirectory, tree: Mapping[str, Row], sound: Mapping[str, Row], surveys: Surveys
-) -> list[Step]:
-    """`sound`: what is sound of the metadata, which is not taken."""
-    path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
-    known = len(surveys) - len(_unknown(surveys, tree))
-    text = f"restore {path.name} from {copy.name}: {known} of {len(surveys)} logs are in it"
-    if back := _topics(tree) - _topics(sound) if _topics(sound) else ():
-        text += f"; topics that are only there, made in the last seconds or deleted: {_shown(sorted(back))}"
-    steps = [Step(text, partial(directory.restore_metadata, copy))]
-    steps += _catching_up(path, _changes(directory, tree, surveys))
-    return [*steps, *_moving(directory, tree, surveys, "the copy")]
 
 
 def _moving(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys, what: str) -> list[Step]:
@@ -159,24 +191,22 @@ def _moving(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys,
 
 
 def _originals(damaged: Mapping[str, Row], copied: Found | None) -> dict[str, Row] | None:
-    """Find damaged nodes, as they were written, in the copy; None where it does not have all of them."""
+    """Find damaged nodes in the copy: as they were written or, where they stand for themselves, in an earlier form.
+
+    None where it does not have all of them.
+    """
     sound = copied.sound if copied is not None else {}
-    originals = {path: sound[path] for path, row in damaged.items() if path in sound and row.stems_from(sound[path])}
+    originals = {
+        path: sound[path]
+        for path, row in damaged.items()
+        if path in sound and (row.stems_from(sound[path]) or _stands_for_itself(path))
+    }
     return originals if len(originals) == len(damaged) else None
 
 
-def _restore(directory: DataDirectory, tree: Sequence[Row]) -> None:
-    made = directory.path / f"{METADATA_FILE}.repaired"
-    write_tree(made, tree)
-    directory.restore_metadata(made)
-    made.unlink()
-
-
-def _catching_up(path: Path, changes: Mapping[str, bytes]) -> list[Step]:
-    if not changes:
-        return []
-    text = f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
-    return [Step(text, partial(write_nodes, path, changes))]
+def _stands_for_itself(path: str) -> bool:
+    """Whether no other node has to fit this one: configs, and the ids of producers, which the logs tell."""
+    return path == nodes.PRODUCER_IDS or path.startswith((f"{nodes.CONFIGS}/", f"{nodes.GROUP_CONFIGS}/"))
 
 
 def _ahead(tree: Mapping[str, Row], surveys: Surveys) -> dict[str, bytes]:

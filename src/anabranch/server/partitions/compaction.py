@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
@@ -53,7 +53,7 @@ from anabranch.storage.log.cleaner import Cleaned, Member
 from anabranch.storage.log.evidence import LogFiles, UnreadableLogError
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to, postpone_tombstones
-from anabranch.storage.log.replacing import finishing
+from anabranch.storage.log.replacing import Work, finishing, resuming
 
 events = EventLogger("compaction")
 LOGS_AT_A_TIME, SEGMENTS_AT_A_TIME = 32, 2_000
@@ -329,7 +329,7 @@ class Compaction:
         """Note the files of logs, each as they are in some step; None if one was lost. OSError."""
         files: list[LogFiles] = []
         async for each in _in_turns(partitions):
-            if self._ready(*each.name) is not each:
+            if self._ready(*each.name) is not each or not await self._resume(each):
                 return None
             files.append(cleaner.files_of(_member(each, shape.lineage, points.get(each, 0)), now_ms))
         return files
@@ -342,24 +342,33 @@ class Compaction:
             return False
         if cleaned.groups:
             await partition.save_producers(log.high_watermark)
-        steps, saved = finishing(log, cleaned), 0
-        failed: OSError | None = None
-        while self._are_ready([partition]):
-            try:
-                work = next(steps) if failed is None else steps.throw(failed)
-            except StopIteration as done:
-                saved = int(done.value)
-                break
-            try:
-                failed = await self._replicas.in_cleaner(work)
-            except OSError as error:
-                failed = error
-        else:
+        saved = await self._take(partition, finishing(log, cleaned))
+        if saved is None:
             return False
         self._saved.add(saved)
         if cleaned.groups:
             events.info("compacted", partition=partition.name, bytes_saved=saved)
         return True
+
+    async def _resume(self, partition: Partition) -> bool:
+        """Finish what an error has interrupted in a log; False if the log was closed meanwhile, or cut. OSError."""
+        assert isinstance(partition.log, LocalLog)
+        with self._replicas.held(partition):
+            return await self._take(partition, resuming(partition.log)) is not None
+
+    async def _take(self, partition: Partition, steps: Generator[Work, None, int]) -> int | None:
+        """Take steps that replace segments; the bytes saved, None if the log was closed meanwhile, or cut. OSError."""
+        failed: OSError | None = None
+        while self._are_ready([partition]):
+            try:
+                work = next(steps) if failed is None else steps.throw(failed)
+            except StopIteration as done:
+                return int(done.value)
+            try:
+                failed = await self._replicas.in_cleaner(work)
+            except OSError as error:
+                failed = error
+        return None
 
     async def _postpone(self, partitions: Iterable[Partition], now_ms: int) -> set[int]:
         """Have the tombstones of logs stay for `delete.retention.ms` from now on; the logs of which that failed."""
@@ -422,6 +431,8 @@ class Compaction:
         # Nothing is written anew here, so that nobody needs to know what a recovery would check.
         files = None if shape is None else await self._files_of(others, shape, now_ms, {})
         if shape is None or files is None or not await self._all_ready(members):
+            return None
+        if not await self._resume(retiring) or not await self._resume(survivor):
             return None
         # From here to the fold nothing awaits: all that the survivor is given from now on is looked at.
         if not self._are_ready((retiring, survivor)) or (retiring.leadership, survivor.leadership) != roles:

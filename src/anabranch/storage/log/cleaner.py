@@ -19,6 +19,7 @@ transaction would look open. With the marker of an abort goes its line in the ab
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from anabranch.storage.log.evidence import Evidence, LogFiles, UnreadableLogErro
 from anabranch.storage.log.index import NO_TIMESTAMP
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import clean_to, load_marks
-from anabranch.storage.log.recovery import CLEANED_SUFFIX
+from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX
 from anabranch.storage.log.segment import RELATIVE_OFFSET_MAX, Segment
 
 PRODUCER_IDLE_MAX_MS = 24 * 3600 * 1000
@@ -95,12 +96,21 @@ class Cleaning:
         OSError; UnreadableLogError, which names the log that cannot be read.
         """
         try:
+            for files in (self.subject, *self.family):
+                _remove_stale(files)
             evidence = Evidence(self.subject, self.family, complete=self.complete)
             cleaned = [_Rewriting(self, self.subject, evidence).run()]
             cleaned += [_Rewriting(self, files, evidence).run() for files in self.family]
         except FileNotFoundError:
             return []  # Retention was faster.
         return cleaned
+
+
+def _remove_stale(files: LogFiles) -> None:
+    """Remove new segments that an error has kept from being put in place, or away: a start would finish them."""
+    stale = [files.directory / name for name in files.disk.names(files.directory) if name.endswith(SWAP_SUFFIX)]
+    if stale:
+        files.disk.discard(stale)
 
 
 class _Rewriting:
@@ -344,8 +354,10 @@ def cleaning_of(log: LocalLog, files: Sequence[LogFiles], now_ms: int, *, comple
 
 
 def files_of(member: Member, now_ms: int) -> LogFiles:
-    """Note the files of a log as they are now. Blocks for a checkpoint; OSError."""
+    """Note the files of a log as they are now. Blocks for a checkpoint; OSError, also before `replacing.resuming`."""
     log = member.log
+    if not all(segment.is_named for segment in log.segments):
+        raise OSError(errno.EBUSY, "its compacted segments have no names yet", str(log.directory))
     marks = load_marks(log)
     cleanable = _cleanable(member, now_ms)
     behind = cleanable[-1].end if cleanable else log.log_start

@@ -13,7 +13,8 @@ own.
 
 What stands on the right of `then` is handed out as work for another thread. Meanwhile everything may happen to the log
 but a second cleaning: where records of O are deleted, S is put away again, or leaves with them. After an error the log
-goes on with O before the second line, and with S behind it.
+goes on with O before the second line, and with S behind it: then `resuming` does the rest, before the log is cleaned
+again. Until then the files with the names of S are those of O.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from anabranch.storage.log.batch_files import source_of
 from anabranch.storage.log.cleaner import Cleaned, CleanedGroup
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import Mark, load_marks, note_clean
-from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, remove_replaced
+from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, base_of, remove_replaced
 from anabranch.storage.log.segment import Segment, path_of
 
 Work = Callable[[], None]
@@ -67,6 +68,36 @@ def finishing(log: LocalLog, cleaned: Cleaned) -> Generator[Work, None, int]:
     return saved
 
 
+def resuming(log: LocalLog) -> Generator[Work, None, int]:
+    """Finish what an error has interrupted, if anything; as `finishing`, and it saves nothing."""
+    segments = [segment for segment in log.segments if not segment.is_named]
+    if segments:
+        yield from _give_names(log, segments)
+    return 0
+
+
+def _give_names(log: LocalLog, segments: Sequence[Segment]) -> Generator[Work, None, None]:
+    """Remove what new segments, which are in the log, replace, and give their files the names."""
+    disk, directory = log.disk, log.directory
+    yield partial(_remove_covered, disk, directory, [(segment.base_offset, segment.end) for segment in segments])
+    for segment in segments:
+        if segment in log.segments:
+            disk.rename(segment.path, path_of(directory, segment.base_offset))
+            segment.named("")
+    try:
+        yield partial(disk.sync_directory, directory)
+    finally:
+        for segment in segments:
+            if segment in log.segments and segment.is_named:
+                segment.index.move(Segment(disk, directory, segment.base_offset, 0).index.paths)
+
+
+def _remove_covered(disk: Disk, directory: Path, ranges: Sequence[tuple[int, int]]) -> None:
+    """Remove the segments whose offsets others have, durably; may be interrupted and done again. Blocks; OSError."""
+    bases = [base for name in disk.names(directory) if (base := base_of(name)) is not None]
+    remove_replaced(disk, directory, [base for base in bases if any(start <= base < end for start, end in ranges)])
+
+
 class _Replacing:
     """Replaces segments of one log."""
 
@@ -83,32 +114,23 @@ class _Replacing:
         if log.segments.make_last():
             yield sync
         there = [group for group in groups if self._is_there(group)]
-        for group in there:
-            disk.rename(self._path(group, CLEANED_SUFFIX), self._path(group, SWAP_SUFFIX))
+        placed: dict[int, Segment] = {}
         try:
+            for group in there:
+                disk.rename(self._path(group, CLEANED_SUFFIX), self._path(group, SWAP_SUFFIX))
             yield sync
+            for group in there:
+                if self._is_there(group):
+                    segment = Segment(disk, directory, group.bases[0], self._index_interval, suffix=CLEANED_SUFFIX)
+                    segment.named(SWAP_SUFFIX)
+                    log.segments.put_in_place(group.bases, segment)
+                    placed[group.bases[0]] = segment
         except OSError:
-            with contextlib.suppress(OSError):
-                self._put_away(there)
+            self._put_away([group for group in there if group.bases[0] not in placed])
             raise
-        self._put_away([group for group in there if not self._is_there(group)])
-        there = [group for group in there if self._is_there(group)]
-        segments: list[Segment] = []
-        for group in there:
-            segment = Segment(disk, directory, group.bases[0], self._index_interval, suffix=CLEANED_SUFFIX)
-            segment.named(SWAP_SUFFIX)
-            log.segments.put_in_place(group.bases, segment)
-            segments.append(segment)
-        yield partial(remove_replaced, disk, directory, [base for group in there for base in group.bases])
-        for group, segment in zip(there, segments, strict=True):
-            if segment in log.segments:
-                segment.named("")
-                disk.rename(self._path(group, SWAP_SUFFIX), self._path(group))
-        yield sync
-        for segment in segments:
-            if segment in log.segments:
-                segment.index.move(Segment(disk, directory, segment.base_offset, 0).index.paths)
-        return there
+        self._put_away([group for group in there if group.bases[0] not in placed])
+        yield from _give_names(log, [*placed.values()])
+        return [group for group in there if group.bases[0] in placed]
 
     def _is_there(self, group: CleanedGroup) -> bool:
         """Whether the segments of a group are in the log as they were when they were read."""
@@ -117,11 +139,15 @@ class _Replacing:
         return [source_of(it) for it in segments[first : first + len(group.sources)]] == list(group.sources)
 
     def _put_away(self, groups: Sequence[CleanedGroup]) -> None:
-        """Give new segments the names of unfinished ones, which the next start or cleaning removes."""
+        """Give new segments the names of unfinished ones, which the next start or cleaning removes.
+
+        One of which that fails is removed by the next cleaning (`cleaner`).
+        """
         for group in groups:
             disk, swap = self._disk, self._path(group, SWAP_SUFFIX)
-            if disk.exists(swap):
-                disk.rename(swap, self._path(group, CLEANED_SUFFIX))
+            with contextlib.suppress(OSError):
+                if disk.exists(swap):
+                    disk.rename(swap, self._path(group, CLEANED_SUFFIX))
 
     def _path(self, group: CleanedGroup, suffix: str = "") -> Path:
         path = path_of(self._directory, group.bases[0])

@@ -63,8 +63,8 @@ def settled(log: LocalLog) -> list[Settled]:
     """List what a log has that does not change any more. OSError, OfflineLogError."""
     found = []
     for segment in log.segments:
-        if segment.path != path_of(log.directory, segment.base_offset):
-            continue  # The segments that it replaces still have its name.
+        if not segment.is_named:
+            continue
         if segment.sealed and segment.end <= log.flushed:
             found.append(Settled(segment, Source(segment.base_offset, segment.end, segment.size)))
         elif segment.base_offset < log.flushed:

@@ -175,6 +175,11 @@ class Segment:
         path = path_of(self._directory, self.base_offset)
         return path.with_name(path.name + self._suffix) if self._suffix else path
 
+    @property
+    def is_named(self) -> bool:
+        """Whether the file has its name: that of a compacted segment may lie beside those that it replaces."""
+        return not self._suffix
+
     def named(self, suffix: str) -> None:
         """Note that the file has another name now; those of its index stay as they are."""
         self._index, self._suffix = self.index, suffix

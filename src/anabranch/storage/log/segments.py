@@ -268,11 +268,12 @@ class Segments(list[Segment]):
         return max((largest.timestamp for largest in found), default=None)
 
     def make_last(self) -> bool:
-        """Make the file of the segment of the next appends, if others have one and it has none; whether that was so."""
+        """Make the file of the segment of the next appends, if others have one; whether its name is to be synced."""
         last = self[-1]
-        if last.created or len(self) == 1:
+        if last.durable_name or len(self) == 1:
             return False
-        last.make()
+        if not last.created:
+            last.make()
         return True
 
     def put_in_place(self, bases: Sequence[int], segment: Segment) -> None:

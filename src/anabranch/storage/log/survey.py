@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.producers import ProducerTable, origin
-from anabranch.records.batch import BatchHeader
+from anabranch.records.batch import BatchHeader, check
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.epochs import EpochsFile
-from anabranch.storage.log.recovery import base_of, epochs_of_batches, scan
+from anabranch.storage.log.recovery import base_of, scan
 from anabranch.storage.log.segment import Segment
 from anabranch.storage.log.snapshots import Snapshots
 
@@ -29,10 +30,13 @@ class LogSurvey(NamedTuple):
 
 def survey(disk: Disk, directory: Path) -> LogSurvey:
     """Read the headers and snapshots of a log, as far as they are sound."""
-    bases = sorted(base for name in disk.names(directory) if (base := base_of(name)) is not None)
-    epochs = EpochsFile(disk, directory).load() or epochs_of_batches(disk, directory)
-    newest, latest = -1, epochs.latest
-    last: Segment | None = None
+    try:
+        names = disk.names(directory)
+    except NotADirectoryError:
+        return LogSurvey(None, -1, -1)  # A file of such a name.
+    bases = sorted(base for name in names if (base := base_of(name)) is not None)
+    epochs = EpochsFile(disk, directory).load()
+    newest, latest = -1, -1 if epochs is None else epochs.latest
     snapshots, damaged = Snapshots(disk, directory), list[Path]()
     for offset, data in snapshots.newest_first(1 << 62):
         try:
@@ -42,17 +46,26 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     for base in bases:
         segment = Segment(disk, directory, base, 0)
         segment.load()
-        if segment.size:
-            last = segment
-        try:
-            for _, header in segment.walk():
-                if header.producer_id >= 0:
-                    newest = max(newest, origin(header.producer_id)[0])
-        except DecodeError:
-            continue
-    if last is not None:
-        latest = max(latest, _last_epoch(last))  # A power loss may have taken the file of epochs back.
+        with contextlib.suppress(DecodeError):
+            for position, header in segment.walk():
+                seen = origin(header.producer_id)[0] if header.producer_id >= 0 else -1
+                if seen > newest and _is_sound(segment, position, header):
+                    newest = seen
+    for base in reversed(bases):
+        segment = Segment(disk, directory, base, 0)
+        segment.load()
+        if (epoch := _last_epoch(segment)) >= 0:
+            latest = max(latest, epoch)  # A power loss may have taken the file of epochs back.
+            break
     return LogSurvey(bases[0] if bases else None, latest, newest, damaged)
+
+
+def _is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:
+    try:
+        check(segment.file.read(header.size, position), 0, header)
+    except DecodeError:
+        return False
+    return True
 
 
 def _last_epoch(segment: Segment) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import sqlite3
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -247,23 +247,10 @@ def _read_cut(path: Path) -> Found | None:
     return found
 
 
-def write_nodes(path: Path, nodes: Mapping[str, bytes]) -> None:
-    """Set nodes in a file that no broker uses, durably. Blocks; OSError."""
-    with _changed(path) as database:
-        if form_of(database) is EARLIER:
-            rewrite(database)
-        known = {row[0]: row[1:] for row in database.execute("SELECT path, version, ephemeral FROM node")}
-        database.execute("BEGIN IMMEDIATE")
-        for name, data in nodes.items():
-            version, session = known.get(name, (0, 0))
-            sql, values = (CURRENT.update, CURRENT.updated) if name in known else (CURRENT.insert, CURRENT.inserted)
-            database.execute(sql, values(name, version, session, data))
-        database.execute("COMMIT")
-
-
 def write_tree(path: Path, tree: Iterable[Row]) -> None:
     """Write a file of these nodes, and no others, durably. Blocks; OSError."""
-    path.unlink(missing_ok=True)
+    for suffix in ("", "-journal"):  # That of a run that was interrupted would be applied to this file.
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
     with _changed(path) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute(TABLE)

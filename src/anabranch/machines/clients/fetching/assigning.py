@@ -141,7 +141,7 @@ def learn(state: FetchingState, topic: Topic, view: TopicView, now_ms: int) -> N
     ids = set() if known is None else {known.topic_id, view.topic_id}
     is_other = len(ids) == 2 and NO_TOPIC_ID not in ids
     if is_other:
-        _begin_recreated(topic)
+        _begin_recreated(state, topic)
     elif known is not None and topic.granted:
         _drop_folded(topic, known.lineage, view.lineage)
     topic.view, topic.limits, topic.gated = view, None, {}
@@ -169,12 +169,14 @@ def _drop_folded(topic: Topic, before: Lineage, after: Lineage) -> None:
             partition.ask_from_here()
 
 
-def _begin_recreated(topic: Topic) -> None:
+def _begin_recreated(state: FetchingState, topic: Topic) -> None:
     """Reset the positions of a topic that was deleted and created again: none of its records were read."""
     topic.elsewhere, topic.lifted, topic.bound = {}, {}, set()
     for partition in topic.partitions.values():
         if partition.anew_from is not None:
             partition.anew_from = 0
+        if partition.awaiting and partition.topic_id is None:
+            partition.arrivals = state.new_id()  # What is being asked is of the other topic.
         if not partition.awaiting and partition.topic_id is None:
             partition.forget()
             partition.position, partition.wanted_timestamp = None, EARLIEST

@@ -8,10 +8,17 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.base.ids import TopicPartition
-from anabranch.machines.clients.fetching import assigning
+from anabranch.machines.clients.fetching import assigning, receiving
 from anabranch.machines.clients.fetching.assigning import FAILURES_UNTIL_MISSING
 from anabranch.machines.clients.fetching.state import FetchingState
-from anabranch.machines.clients.fetching.values import EARLIEST, LATEST, FetcherSettings, TopicView
+from anabranch.machines.clients.fetching.values import (
+    EARLIEST,
+    LATEST,
+    FetcherSettings,
+    FetchFrom,
+    FetchResult,
+    TopicView,
+)
 from anabranch.machines.lineage import Lineage
 
 ID, OTHER = UUID(int=1), UUID(int=2)
@@ -161,5 +168,18 @@ def test_a_partition_that_begins_anew_begins_no_later_than_before_and_with_a_rec
 def test_a_partition_of_a_topic_that_is_created_again_begins_anew_at_its_beginning() -> None:
     state = begun_by_hand(position=5)
     assigning.begin_anew(state, P0)
+    asked = state.partition(P0).arrivals
     assigning.learn(state, state.topics["t"], view(0, topic_id=OTHER), 0)
     assert state.partition(P0).anew_from == 0
+    assert state.partition(P0).arrivals != asked, "what is answered is of the other topic"
+
+
+def test_a_partition_that_begins_anew_behind_whose_position_all_was_deleted_begins_where_its_log_does() -> None:
+    state = begun_by_hand(position=5)
+    assigning.begin_anew(state, P0)
+    partition = state.partition(P0)
+    partition.awaiting = False
+    partition.stand(5)
+    gone = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=9)
+    receiving.take(state, partition, FetchFrom(5, 0, 1, ID, 1), gone, 0)
+    assert partition.wanted_timestamp == EARLIEST, "latest would leave out what it had read before"

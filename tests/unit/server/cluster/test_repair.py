@@ -1,0 +1,194 @@
+"""Repairs that are interrupted at any point: the next one has the same end, and a start is refused until then."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.machines.controller import nodes
+from anabranch.machines.controller.nodes import PartitionNode
+from anabranch.runtime.disk import Disk
+from anabranch.server.cluster.repair import MetadataLostError, check_metadata_file, plan_repair
+from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
+from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
+from anabranch.storage.metadata.table import read_tree
+
+FRAME_SIZE = 24 + 4096
+
+
+class DiedError(BaseException):
+    """The process is killed."""
+
+
+class DyingDisk(Disk):
+    """Fails for good at a change of names, before it or behind it."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def _step(self, call: Callable[..., Any], *args: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise DiedError
+        done = call(*args)
+        self.left -= 1
+        if self.left == 0:
+            raise DiedError
+        return done
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._step(super().rename, old, new)
+
+    def sync_directory(self, path: Path) -> None:
+        self._step(super().sync_directory, path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._step(super().replace, path, data)
+
+
+async def make_topic(store: EmbeddedMetadataStore, name: str) -> None:
+    node = nodes.put_partition(name, 0, PartitionNode(0, 0, (0,), 1))
+    path = nodes.partition_path(name, 0)
+    await store.ensure(path.rpartition("/")[0])
+    await store.create(path, node.data)
+
+
+@asynccontextmanager
+async def living(path: Path) -> AsyncIterator[EmbeddedMetadataStore]:
+    """Metadata with a topic, of which there is a copy; a kill leaves what is there at the end of the block."""
+    live = path / "live"
+    live.mkdir()
+    store = await EmbeddedMetadataStore.open(live / METADATA_FILE)
+    await store.create(nodes.CONTROLLER_EPOCH, b"3")
+    await store.create(nodes.PRODUCER_IDS, b"1000")
+    await make_topic(store, "a")
+    await store.copy_to(live / METADATA_COPY_FILE)
+    yield store
+    killed = path / "data"
+    killed.mkdir()
+    for file in live.iterdir():
+        shutil.copy(file, killed)
+    for log in ("a-0", "b-0"):
+        (killed / log).mkdir()
+    (killed / "controller-epoch").write_text("4\n")
+    await store.close()
+
+
+def damage(data: Path, frame: int) -> None:
+    """Flip a bit in the write-ahead log, in the frame with this number."""
+    log = data / f"{METADATA_FILE}-wal"
+    found = bytearray(log.read_bytes())
+    found[32 + frame * FRAME_SIZE + 100] ^= 1
+    log.write_bytes(found)
+
+
+def frames(path: Path) -> int:
+    return (len((path / "live" / f"{METADATA_FILE}-wal").read_bytes()) - 32) // FRAME_SIZE
+
+
+async def cut(path: Path) -> None:
+    """The last changes are damaged: a block of producer ids was handed out, and a controller elected."""
+    async with living(path) as store:
+        await make_topic(store, "b")
+        before = frames(path)
+        await store.set(nodes.PRODUCER_IDS, b"2000")
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+    damage(path / "data", before)
+
+
+async def gone(path: Path) -> None:
+    """The metadata is not there at all, and the copy lacks the last changes."""
+    async with living(path) as store:
+        await make_topic(store, "b")
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+        await store.set(nodes.PRODUCER_IDS, b"2000")
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+    for suffix in ("", "-wal", "-shm"):
+        (path / "data" / f"{METADATA_FILE}{suffix}").unlink(missing_ok=True)
+
+
+def repair(data: Path, disk: Disk) -> list[str]:
+    directory, steps = plan_repair(data, disk)
+    try:
+        for step in steps:
+            step.do()
+    finally:
+        directory.release()
+    return [step.text for step in steps]
+
+
+@pytest.mark.parametrize("damaged", [cut, gone])
+def test_a_repair_that_was_interrupted_is_finished_by_the_next_one(
+    tmp_path: Path, damaged: Callable[[Path], Coroutine[Any, Any, None]]
+) -> None:
+    asyncio.run(damaged(tmp_path))
+    calls = 0
+    while True:
+        calls += 1
+        data = tmp_path / f"{calls}"
+        shutil.copytree(tmp_path / "data", data)
+        try:
+            repair(data, DyingDisk(calls))
+        except DiedError:
+            if any(data.glob(f"{METADATA_FILE}.repaired")):
+                directory = DataDirectory(data, Disk())
+                with pytest.raises(MetadataLostError, match="interrupted"):
+                    check_metadata_file(directory)
+                directory.release()
+            repair(data, Disk())
+        else:
+            break
+        finally:
+            found = read_tree(data / METADATA_FILE)
+            assert found is not None and not found.damaged and not found.is_cut, calls
+            assert int(found.sound[nodes.PRODUCER_IDS].data) >= 2000, f"{calls}: ids would be handed out twice"
+            assert int(found.sound[nodes.CONTROLLER_EPOCH].data) == 4, calls
+            assert nodes.partition_path("b", 0) in found.sound, calls
+            assert not (data / UNKNOWN_DIRECTORY).exists(), calls
+            assert repair(data, Disk()) == [], calls
+    assert calls > 10
+
+
+async def changed_config(path: Path) -> None:
+    async with living(path) as store:
+        await store.ensure(nodes.CONFIGS)
+        await store.create(nodes.config_path("a"), b'{"retention.ms":"1000"}')
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+        await make_topic(store, "b")
+        await store.set(nodes.config_path("a"), b'{"retention.ms":"5000"}')
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+        await store.close()
+
+
+def test_a_damaged_config_of_which_the_copy_has_an_earlier_form_hides_no_later_topic(tmp_path: Path) -> None:
+    asyncio.run(changed_config(tmp_path))
+    data = tmp_path / "data"
+    file = data / METADATA_FILE
+    file.write_bytes(file.read_bytes().replace(b'"5000"', b'"5001"'))
+    (text,) = repair(data, Disk())
+    assert "/config/topics/a" in text and "an earlier form" in text
+    found = read_tree(file)
+    assert found is not None and found.sound[nodes.config_path("a")].data == b'{"retention.ms":"1000"}'
+    assert nodes.partition_path("b", 0) in found.sound and not (data / UNKNOWN_DIRECTORY).exists()
+    assert repair(data, Disk()) == []
+
+
+async def whole(path: Path) -> None:
+    async with living(path) as store:
+        await make_topic(store, "b")
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+
+
+def test_a_file_that_is_named_like_a_log_is_moved_away(tmp_path: Path) -> None:
+    asyncio.run(whole(tmp_path))
+    (tmp_path / "data" / "notes-7").write_text("of mine")
+    repair(tmp_path / "data", Disk())
+    assert (tmp_path / "data" / UNKNOWN_DIRECTORY / "notes-7").read_text() == "of mine"
