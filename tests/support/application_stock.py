@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -10,7 +11,15 @@ from tests.support.application_worker import PARTITIONS_MAX, POLL_S, Application
 
 
 class StockApplication(Application):
+    """What it is given is told at the end of the poll in which it is given it, before any record of that.
+
+    Where the application was late, librdkafka calls back for each generation that has passed meanwhile, in one poll,
+    and what the earlier ones had assigned is others' by then; no record of it is handed out.
+    """
+
     refusals = (KafkaException,)
+    _given: frozenset[At] | None = None
+    """What this poll has assigned so far, perhaps nothing; None where it has not."""
 
     def open(self) -> None:
         plan = self.plan
@@ -44,8 +53,26 @@ class StockApplication(Application):
             on_lost=lambda _, partitions: self.lost(map(_at, partitions)),
         )
 
+    def assigned(self, partitions: Iterable[At]) -> None:
+        """Note what is given: by the classic protocol all that there is from now on, by the other one what is added."""
+        earlier = None if self.plan.protocol == "classic" else self._given
+        self._given = (earlier or frozenset()) | frozenset(partitions)
+
+    def revoked(self, partitions: Iterable[At]) -> None:
+        gone = frozenset(partitions)
+        self._given = None if self._given is None else self._given - gone
+        super().revoked(gone)
+
+    def lost(self, partitions: Iterable[At]) -> None:
+        gone = frozenset(partitions)
+        self._given = None if self._given is None else self._given - gone
+        super().lost(gone)
+
     def poll(self) -> list[tuple[At, int, bytes]]:
         found = self._consumer.consume(self.plan.records_max, POLL_S)
+        if self._given is not None:
+            super().assigned(self._given)
+            self._given = None
         return [((m.topic(), m.partition()), m.offset(), m.value()) for m in found if m.error() is None]
 
     def commit(self, offsets: dict[At, int]) -> None:
