@@ -166,11 +166,15 @@ class History:
         for offset in [offset for offset in self.records if offset >= self.log.end]:
             del self.records[offset]
 
-    def crash_while_cleaning(self) -> None:
-        """The power goes at some sync of a directory, or before one, while the new segments take their places."""
+    def is_to_finish(self) -> bool:
+        """Clean the log, as far as that is due; whether new segments are to take their places now."""
         self.plan()
         self.run()
-        if self.cleaned is None or self.steps is not None:
+        return self.cleaned is not None and self.steps is None
+
+    def crash_while_cleaning(self) -> None:
+        """The power goes at some sync of a directory, or before one, while the new segments take their places."""
+        if not self.is_to_finish():
             return
         left = self.chance.randint(0, 8)
 
@@ -182,6 +186,7 @@ class History:
             FaultyDisk.sync_directory(self.disk, path)
 
         self.disk.sync_directory = sync_directory  # type: ignore[method-assign]
+        assert self.cleaned is not None
         try:
             replacing.finish(self.log, self.cleaned)
         except PowerLossError:
@@ -192,9 +197,7 @@ class History:
 
     def fail_while_cleaning(self) -> None:
         """The disk refuses something once, while the new segments take their places; what follows may finish it."""
-        self.plan()
-        self.run()
-        if self.cleaned is None or self.steps is not None:
+        if not self.is_to_finish():
             return
         left = self.chance.randint(0, 12)
 
@@ -213,6 +216,7 @@ class History:
             setattr(self.disk, name, refusing(name))
         try:
             with contextlib.suppress(OSError):
+                assert self.cleaned is not None
                 self.saved += replacing.finish(self.log, self.cleaned)
         finally:
             for name in names:

@@ -31,3 +31,30 @@ def test_the_latest_epoch_is_that_of_the_last_sound_batch_where_the_file_of_epoc
     garbage[-1] ^= 1
     file.write_bytes(whole + garbage)
     assert survey(Disk(), tmp_path / "t-0").latest_epoch == 3, "its checksum does not hold"
+    file.write_bytes(garbage)
+    assert survey(Disk(), tmp_path / "t-0").latest_epoch == 1, "as the file of epochs says: no batch is sound"
+
+
+def test_the_epoch_is_that_of_an_earlier_file_where_the_newest_has_no_sound_batch(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.start_epoch(7)
+    log.append(make_batch(1), 7, 0)
+    log.finish_segment(log.end)
+    log.append(make_batch(1), 7, 0)
+    log.close()
+    (tmp_path / "t-0" / EPOCHS_FILE).unlink()
+    newest = max((tmp_path / "t-0").glob("*.log"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert survey(Disk(), tmp_path / "t-0").latest_epoch == 7
+
+
+def test_the_producer_id_of_a_batch_that_is_not_sound_counts_for_nothing(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.start_epoch(0)
+    log.append(make_batch(1), 0, 0)
+    log.close()
+    file = max((tmp_path / "t-0").glob("*.log"))
+    damaged = bytearray(file.read_bytes())
+    damaged[43:51] = (2**40 - 1).to_bytes(8, "big")
+    file.write_bytes(damaged)
+    assert survey(Disk(), tmp_path / "t-0").producer_id == -1
