@@ -628,6 +628,7 @@ class Client(InOrder):
         topic = self._topic_read(tp)
         self._since.setdefault(tp, start)
         self.world.say("%s is handed %s-%d from %d to %d", self.name, tp.topic, tp.partition, start, end)
+        self.world.upheavals += 1  # What is read again when all has been read moves gates again.
         if topic is not None and self._counts_for(topic):
             edge = self.world.edges[self.group]
             try:
