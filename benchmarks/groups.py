@@ -298,6 +298,7 @@ def convergence(scale: Scale) -> list[Result]:
 HEARTBEAT_MS_MAX = 1.0
 LOOK_MS_MAX = 10.0
 UNREAD = 10
+RUNS = 3
 
 
 class _Gated:
@@ -305,11 +306,10 @@ class _Gated:
 
     def __init__(self, partitions: int, old: int) -> None:
         self.old = old
-        self.slowest_ms = 0.0
-        """The slowest decision so far."""
+        self.decisions_ms: list[float] = []
         self.now_ms = 1_000_000
         self.timers: dict[Hashable, int] = {}
-        self.look_ms = 0.0
+        self.looks_ms: list[float] = []
         self.topic_id = UUID(int=1)
         self.coordinator = Coordinator(GroupSettings(), Image(1, {"t": self._topic(range(old), None)}))
         self._beat(0, rebalance_timeout_ms=300_000, subscribed_topic_names=["t"], topic_partitions=[])
@@ -325,7 +325,7 @@ class _Gated:
     def _decide(self, decide: Callable[[Coordinator], Outcome[Any, Any]]) -> Any:
         began = time.thread_time()
         outcome = decide(self.coordinator)
-        self.slowest_ms = max(self.slowest_ms, (time.thread_time() - began) * 1_000)
+        self.decisions_ms.append((time.thread_time() - began) * 1_000)
         for record in outcome.records:
             self.coordinator.apply(record)
         for timer in outcome.timers:
@@ -356,7 +356,7 @@ class _Gated:
             del self.timers[key]
             began = time.thread_time()
             self._decide(lambda machine: machine.on_timer(key, self.now_ms))
-            self.look_ms = max(self.look_ms, (time.thread_time() - began) * 1_000)
+            self.looks_ms.append((time.thread_time() - began) * 1_000)
 
     def commit(self, partition: int, offset: int) -> None:
         part = OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset)
@@ -368,37 +368,48 @@ class _Gated:
         )
         self._decide(lambda machine: machine.offset_commit(request, Caller(version=9), self.now_ms))
 
-    def heartbeats(self, count: int) -> Mapping[str, float]:
-        """Beat and commit again and again, a second apart: the slowest heartbeat and the slowest look."""
-        slowest = 0.0
+    def heartbeats(self, count: int) -> tuple[list[float], list[float]]:
+        """Beat and commit again and again, a second apart; return how long heartbeats took, and looks, in ms."""
         for _ in range(3):
             self.now_ms += 1_000
             self.look()
             self._beat(self.epoch)
-        self.look_ms = 0.0
+        self.looks_ms.clear()
+        beats_ms = []
         for number in range(count):
             self.now_ms += 1_000
             self.commit(number % self.old, 1 + number // self.old % (UNREAD - 1))
             self.look()
             began = time.thread_time()
             self._beat(self.epoch)
-            slowest = max(slowest, (time.thread_time() - began) * 1_000)
-        return {"heartbeat": slowest, "look": self.look_ms}
+            beats_ms.append((time.thread_time() - began) * 1_000)
+        return beats_ms, self.looks_ms
+
+
+def _slowest(runs: Sequence[Sequence[float]]) -> float:
+    """The slowest step of work that was done several times: of each step the quickest of its times.
+
+    A step of 2 ms takes 20 ms once in a thousand times where a virtual machine is stopped meanwhile, and the clock of
+    the thread goes on.
+    """
+    return max(min(times) for times in zip(*runs, strict=True))
 
 
 def gates(scale: Scale) -> list[Result]:
     """How long a heartbeat takes whose member waits at closed gates, and the coordinator's look at them."""
-    partitions, beats = scale.choose((5_000, 200), (20, 5))
+    partitions, beats = scale.choose((5_000, 60), (20, 5))
 
     def measured() -> Mapping[str, float]:
         with collector_paused():
-            return _Gated(partitions, partitions // 2).heartbeats(beats)
+            runs = [_Gated(partitions, partitions // 2).heartbeats(beats) for _ in range(RUNS)]
+        return {"heartbeat": _slowest([beat for beat, _ in runs]), "look": _slowest([look for _, look in runs])}
 
     return compare(
         "coordinator.gates",
         what=f"one member of the consumer protocol owns {partitions // 2:,} partitions, each with {UNREAD} unread "
         f"records before the cut, and waits for as many behind closed gates; it commits in one and beats, "
-        f"{beats} times. CPU milliseconds of the slowest heartbeat, and of the slowest look at what has changed",
+        f"{beats} times. CPU milliseconds of the slowest heartbeat, and of the slowest look at what has changed, of "
+        f"each the quickest of {RUNS} runs",
         sides={
             "anabranch": measured,
             "allowed": lambda: {"heartbeat": HEARTBEAT_MS_MAX, "look": LOOK_MS_MAX},
@@ -412,22 +423,26 @@ def first_gates(scale: Scale) -> list[Result]:
     """The slowest decision of a group whose topic has grown from one partition, until all gates are decided."""
     partitions = scale.choose(5_000, 200)
 
+    def decided() -> list[float]:
+        group = _Gated(partitions, 1)
+        for _ in range(3):
+            for _ in range(partitions):
+                group.now_ms += 5
+                group.look()
+                if group.timers.get(("gates", "g"), 0) > group.now_ms + 100:
+                    break
+            group.heartbeats(1)
+        return group.decisions_ms
+
     def measured() -> Mapping[str, float]:
         with collector_paused():
-            group = _Gated(partitions, 1)
-            for _ in range(3):
-                for _ in range(partitions):
-                    group.now_ms += 5
-                    group.look()
-                    if group.timers.get(("gates", "g"), 0) > group.now_ms + 100:
-                        break
-                group.heartbeats(1)
-            return {"decision": group.slowest_ms}
+            return {"decision": _slowest([decided() for _ in range(RUNS)])}
 
     return compare(
         "coordinator.first_gates",
         what=f"one member of the consumer protocol in a topic of {partitions:,} partitions with one at creation, whose "
-        "10 records are unread. CPU milliseconds of the slowest decision, from the resize until all gates are decided",
+        "10 records are unread. CPU milliseconds of the slowest decision, from the resize until all gates are decided, "
+        f"of each the quickest of {RUNS} runs",
         sides={"anabranch": measured, "allowed": lambda: {"decision": LOOK_MS_MAX}},
         bars=[Bar("decision", "ms", "less", 1.0)],
         scale=scale,

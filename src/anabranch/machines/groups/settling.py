@@ -33,7 +33,7 @@ from anabranch.machines.lineage import NO_CUTS
 from anabranch.machines.outcome import Draft, Outcome
 
 GROUPS_AT_A_TIME = 20
-PARTITIONS_AT_A_TIME = 1_000
+PARTITIONS_AT_A_TIME = 400
 """Partitions of settled groups after which the other groups wait for the next decision."""
 PAUSE_MS = 5
 OWED_MAX_MS = 30_000
