@@ -119,6 +119,11 @@ class Commits:
             if ranges:
                 await self._commit_ranges(ranges, deadline, drops)
 
+    async def ended(self) -> None:
+        """Wait for the commits that run: each is answered, or given up."""
+        async with self._in_turn:
+            pass
+
     def _is_said(self, tp: TopicPartition, at: OffsetAndMetadata) -> bool:
         """Whether an offset of an application is what others have committed of the keys of this member, and no more.
 

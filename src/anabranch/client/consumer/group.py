@@ -63,8 +63,8 @@ class Group:
         self._context = GroupContext(settings, cluster, fetcher, host, clock, chance)
         self._member = self._context.member
         self._driver = MemberDriver(self._context)
-        self._positions = Positions(self._context, self._driver)
         self._commits = Commits(self._context)
+        self._positions = Positions(self._context, self._driver, self._commits.ended)
         self._gates = Gates(self._context, self._commits, self._flush_or_announce)
         self._listener: Any = None
         self._key_listener: Any = None

@@ -4,11 +4,14 @@ Positions come from committed offsets. A failed read is retried, and never taken
 if the member's epoch has changed meanwhile: a partition may have been lost, read by others, and assigned again.
 
 Ranges of keys that are added to a partition which is read already begin inside `poll`, when no record is on its way.
+
+Of a consumer with kept state that assigns by hand, a position is read after the commits that run: state that one of them
+commits later would have counted records that are then read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from anabranch.base.errors import AnabranchError, ApiError, ErrorCode
 from anabranch.base.ids import BEGUN_HERE, TopicPartition
@@ -22,8 +25,12 @@ from anabranch.machines.clients.fetching.assigning import appeared_later
 class Positions:
     """Reads committed offsets for the fetcher."""
 
-    def __init__(self, context: GroupContext, driver: MemberDriver) -> None:
+    def __init__(
+        self, context: GroupContext, driver: MemberDriver, commits_ended: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`commits_ended` waits for the commits that run."""
         self._context = context
+        self._commits_ended = commits_ended
         self._settings = context.settings
         self._driver = driver
         self._arrived: dict[TopicPartition, tuple[int, OffsetAndMetadata | None]] = {}
@@ -85,6 +92,9 @@ class Positions:
         """Set the starting position of every partition that waits for one."""
         fetcher = self._context.fetcher
         while awaiting := self.wanted():
+            if self._context.host.state is not None and self._context.subscription is None:
+                await self._commits_ended()
+                awaiting = self.wanted()
             identity = self._context.identity()
             grants = {tp: fetcher.arrivals(tp) for tp in awaiting}
             again = False

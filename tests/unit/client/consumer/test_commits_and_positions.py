@@ -107,7 +107,7 @@ class World:
         self.context.offsets = cast(Any, self.coordinator)
         self.commits = Commits(self.context)
         self.driver = MemberDriver(self.context)
-        self.positions = Positions(self.context, self.driver)
+        self.positions = Positions(self.context, self.driver, self.commits.ended)
 
 
 def member(*results: Result) -> World:
@@ -351,6 +351,33 @@ def test_a_granted_partition_begins_at_its_committed_offset_once_that_can_be_rea
         world = granted({P0: ErrorCode.UNSTABLE_OFFSET_COMMIT, P1: OffsetAndMetadata(9)}, {P0: OffsetAndMetadata(4)})
         await world.positions.find()
         assert world.fetcher.positions() == {P0: 4, P1: 9}
+
+    run(scenario)
+
+
+def test_where_state_is_kept_a_position_is_read_after_the_commit_that_runs() -> None:
+    """Read before, it would be followed by records whose changes that commit has counted."""
+
+    class State:
+        committing, committed = asyncio.Event(), asyncio.Event()
+
+        async def commit(self, offsets: Any, group: Any, check_held: Callable[[], None]) -> None:
+            self.committing.set()
+            await self.committed.wait()
+
+    async def scenario() -> None:
+        world, state = World({P0: OffsetAndMetadata(5)}), State()
+        world.context.host.state = cast(Any, state)
+        world.fetcher.assign([P0], awaiting=True)
+        world.fetcher.topic_known(VIEW, 0)
+        commit = asyncio.create_task(world.commits.commit({P0: OffsetAndMetadata(5)}))
+        await state.committing.wait()
+        finding = asyncio.create_task(world.positions.find())
+        await asyncio.sleep(0.01)
+        assert not world.coordinator.asked, "the answer might be of before the commit"
+        state.committed.set()
+        await asyncio.gather(commit, finding)
+        assert world.fetcher.positions() == {P0: 5}
 
     run(scenario)
 
