@@ -33,7 +33,7 @@ from anabranch.storage.directory import (
 )
 from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
-from anabranch.storage.metadata.table import Found, Row, read_tree, write_tree
+from anabranch.storage.metadata.table import ROOT, Found, Row, read_tree, write_tree
 
 NAMES_SHOWN = 5
 _REMEDY = (
@@ -164,6 +164,7 @@ def _restoring(
         text += "; " if text else ""
         text += f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
     rows = {**tree, **{name: _changed(tree.get(name), name, data) for name, data in changes.items()}}
+    rows[ROOT] = _changed(rows[ROOT], ROOT, b"")  # Later than what it is made of.
     write = partial(write_tree, tree=[rows[name] for name in sorted(rows)])
     return [
         Step(text, partial(directory.restore_metadata, write)),
@@ -176,9 +177,14 @@ def _changed(row: Row | None, name: str, data: bytes) -> Row:
 
 
 def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
-    """Whether the copy has changes that a tree does not have."""
-    rows = () if copied is None or copied.damaged else copied.sound.values()
-    return any(row.path not in tree or row.version > tree[row.path].version for row in rows if not row.session)
+    """Whether the copy has changes that a tree does not have; files of earlier versions tell of most of them only."""
+    if copied is None or copied.damaged:
+        return False
+    here, there = tree[ROOT].version, copied.sound[ROOT].version
+    if here or there:
+        return there > here
+    rows = [row for row in copied.sound.values() if not row.session]
+    return any(row.path not in tree or row.version > tree[row.path].version for row in rows)
 
 
 def _moving(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys, what: str) -> list[Step]:
@@ -205,8 +211,8 @@ def _originals(damaged: Mapping[str, Row], copied: Found | None) -> dict[str, Ro
 
 
 def _stands_for_itself(path: str) -> bool:
-    """Whether no other node has to fit this one: configs, and the ids of producers, which the logs tell."""
-    return path == nodes.PRODUCER_IDS or path.startswith((f"{nodes.CONFIGS}/", f"{nodes.GROUP_CONFIGS}/"))
+    """Whether no other node has to fit this one: configs, the ids of producers, which the logs tell, and the root."""
+    return path in (ROOT, nodes.PRODUCER_IDS) or path.startswith((f"{nodes.CONFIGS}/", f"{nodes.GROUP_CONFIGS}/"))
 
 
 def _ahead(tree: Mapping[str, Row], surveys: Surveys) -> dict[str, bytes]:

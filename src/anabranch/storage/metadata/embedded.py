@@ -50,7 +50,7 @@ from anabranch.storage.interface import (
     parent_of,
 )
 from anabranch.storage.metadata import table
-from anabranch.storage.metadata.table import UNREADABLE, Row
+from anabranch.storage.metadata.table import ROOT, UNREADABLE, Row
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -277,6 +277,8 @@ class _Database:
                         changes.append((operation.path, Change.CHANGED))
                     else:
                         changes += self._perform(operation, lasting)
+                if changes:
+                    self._give(self._row(ROOT), b"")
             self.changes += 1
         return version, changes
 
@@ -352,9 +354,11 @@ class _Database:
     def _set(self, operation: Set) -> int:
         """Give a node new bytes; its new version."""
         check_path(operation.path)
-        row = self._expect(operation.path, operation.version)
+        return self._give(self._expect(operation.path, operation.version), operation.data)
+
+    def _give(self, row: Row, data: bytes) -> int:
         version = row.version + 1
-        self._execute(self._form.update, *self._form.updated(row.path, version, row.session, operation.data))
+        self._execute(self._form.update, *self._form.updated(row.path, version, row.session, data))
         return version
 
     def _perform(self, operation: Create | Delete | Check, lasting: Paths) -> Happened:

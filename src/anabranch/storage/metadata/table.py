@@ -5,7 +5,10 @@ bytes, and each reading of a row compares it. `SOUND` compares the rows with the
 changed hides a node. The bytes of a node are the last column, because SQLite passes through all columns in front of the
 one it reads, and the bytes may be a megabyte.
 
-Files of earlier versions have no checksums (`EARLIER`) until `rewrite`.
+The version of the root counts the changes of the whole tree: it tells which of two copies is the later one. The versions
+of other nodes do not, for a node that is deleted and created again begins anew.
+
+Files of earlier versions have no checksums (`EARLIER`) until `rewrite`, and have not counted their changes.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ CREATE TABLE IF NOT EXISTS node (
 )
 """
 INDEX = "CREATE INDEX IF NOT EXISTS node_parent ON node (parent)"
+ROOT = "/"
 SOUND = "PRAGMA integrity_check(1)"
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """Errors of SQLite, whose texts repeat what is in the file, in any encoding."""
@@ -95,7 +99,7 @@ class Form(NamedTuple):
 
     def inserted(self, path: str, version: int, session: int, data: bytes) -> tuple[object, ...]:
         """Return the values for `insert`."""
-        parent = parent_of(path) if path != "/" else ""
+        parent = parent_of(path) if path != ROOT else ""
         if self.has_checksums:
             return path, parent, version, session, checksum(path, version, session, data), data
         return path, parent, version, session, data
@@ -179,7 +183,7 @@ def make(database: sqlite3.Connection) -> Form:
     database.execute(TABLE)
     database.execute(INDEX)
     form = form_of(database)
-    database.execute(form.insert.replace("INSERT", "INSERT OR IGNORE"), form.inserted("/", 0, 0, b""))
+    database.execute(form.insert.replace("INSERT", "INSERT OR IGNORE"), form.inserted(ROOT, 0, 0, b""))
     return form
 
 

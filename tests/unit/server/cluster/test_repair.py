@@ -16,6 +16,7 @@ from anabranch.machines.controller.nodes import PartitionNode
 from anabranch.runtime.disk import Disk
 from anabranch.server.cluster.repair import MetadataLostError, check_metadata_file, plan_repair
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
+from anabranch.storage.interface import Delete
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
 from anabranch.storage.metadata.table import read_tree
 
@@ -154,6 +155,31 @@ def test_a_repair_that_was_interrupted_is_finished_by_the_next_one(
             assert not (data / UNKNOWN_DIRECTORY).exists(), calls
             assert repair(data, Disk()) == [], calls
     assert calls > 10
+
+
+async def made_again(path: Path) -> None:
+    """The changes are damaged in which a topic was deleted and created again, of which the copy knows."""
+    async with living(path) as store:
+        name = nodes.partition_path("a", 0)
+        await store.set(name, b"changed")
+        await make_topic(store, "b")
+        before = frames(path)
+        await store.multi([Delete(name)])
+        await store.create(name, nodes.put_partition("a", 0, PartitionNode(7, 0, (0,), 1)).data)
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+    damage(path / "data", before)
+
+
+def test_a_topic_that_was_created_again_is_taken_from_the_copy_though_its_versions_began_anew(tmp_path: Path) -> None:
+    asyncio.run(made_again(tmp_path))
+    data = tmp_path / "data"
+    repair(data, Disk())
+    found = read_tree(data / METADATA_FILE)
+    name = nodes.partition_path("a", 0)
+    assert found is not None and nodes.read_partition(name, found.sound[name].data).leader == 7
+    copied = read_tree(data / METADATA_COPY_FILE)
+    assert copied is not None and found.sound["/"].version > copied.sound["/"].version, "it is the later one now"
+    assert repair(data, Disk()) == []
 
 
 async def changed_config(path: Path) -> None:
