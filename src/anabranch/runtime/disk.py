@@ -26,6 +26,7 @@ SMALL_SIZE_MAX = 256 << 20
 """Bytes of a file that is read whole."""
 DISCARD_SIZE_MAX = 4 << 20
 """Bytes of a file that is removed while the caller waits."""
+DISCARDED_SUFFIX = ".deleted"
 
 
 class OddFileError(OSError, ValueError):
@@ -221,15 +222,22 @@ class Disk:
             os.unlink(path)
 
     def discard(self, paths: Sequence[Path]) -> None:
-        """Remove files, large ones in a thread for all: giving back their blocks can take a good part of a second.
+        """Remove files: their names are free for others at once.
 
-        Files not removed before the process ends stay.
+        The blocks of large ones are given back in a thread for all, which can take a good part of a second. Those that
+        the thread has not come to when the process ends stay, with `DISCARDED_SUFFIX` behind their names.
         """
-        if any(_size_if_there(path) > DISCARD_SIZE_MAX for path in paths):
-            _discarding.add(self.unlink, paths)
-            return
+        large = []
         for path in paths:
-            self.unlink(path)
+            if _size_if_there(path) <= DISCARD_SIZE_MAX:
+                self.unlink(path)
+                continue
+            away = path if path.name.endswith(DISCARDED_SUFFIX) else path.with_name(path.name + DISCARDED_SUFFIX)
+            with contextlib.suppress(FileNotFoundError):
+                self.rename(path, away)
+            large.append(away)
+        if large:
+            _discarding.add(self.unlink, large)
 
     def remove_tree(self, path: Path) -> None:
         """Remove a directory with its contents; a missing one is no error."""

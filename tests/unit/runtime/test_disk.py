@@ -86,7 +86,7 @@ def test_one_thread_discards_all_large_files(tmp_path: Path, monkeypatch: pytest
         def unlink(self, path: Path) -> None:
             threads.add(threading.get_ident())
             assert go_on.wait(10)
-            if path.name == "0":
+            if path.name == "0.deleted":
                 raise OSError(errno.EIO, "Input/output error")
             super().unlink(path)
 
@@ -94,11 +94,12 @@ def test_one_thread_discards_all_large_files(tmp_path: Path, monkeypatch: pytest
     for number in range(50):
         (tmp_path / str(number)).write_bytes(bytes(50))
         disk.discard([tmp_path / str(number)])
+        assert not disk.exists(tmp_path / str(number)), "the name is free for another file"
     go_on.set()
     deadline = time.monotonic() + 10
-    while disk.names(tmp_path) != ["0"] and time.monotonic() < deadline:
+    while disk.names(tmp_path) != ["0.deleted"] and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert disk.names(tmp_path) == ["0"], "an error ends the removal of no other file"
+    assert disk.names(tmp_path) == ["0.deleted"], "an error ends the removal of no other file"
     assert len(threads) == 1 and threading.get_ident() not in threads
 
 

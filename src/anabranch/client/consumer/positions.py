@@ -5,8 +5,8 @@ if the member's epoch has changed meanwhile: a partition may have been lost, rea
 
 Ranges of keys that are added to a partition which is read already begin inside `poll`, when no record is on its way.
 
-Of a consumer with kept state that assigns by hand, a position is read after the commits that run: state that one of them
-commits later would have counted records that are then read again.
+Of a consumer with kept state that assigns by hand, a position is read after the commits that run: state that one of
+them commits later would have counted records that are then read again.
 """
 
 from __future__ import annotations

@@ -107,14 +107,42 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
 
 
 def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
+    path = directory.path / METADATA_REPAIRED_FILE
+    found, copied = (read_tree(directory.path / name) for name in (METADATA_FILE, METADATA_COPY_FILE))
+    if not path.exists():
+        return _restoring_steps(directory, found, copied, surveys)
+    made = read_tree(path)
+    if made is not None and _is_unfinished(made, [found, copied], directory, surveys):
+        text = f"finish the repair that was interrupted: put {path.name} in the place of {METADATA_FILE}"
+        return [Step(text, directory.finish_restoring), *_moving(directory, made.sound, surveys, "it")]
+    text = f"rename {path}, which is damaged or older than {METADATA_FILE}"
+    return [
+        Step(text, partial(directory.keep_damaged, path)),
+        *_restoring_steps(directory, found, copied, surveys),
+    ]
+
+
+def _is_unfinished(made: Found, others: Sequence[Found | None], directory: DataDirectory, surveys: Surveys) -> bool:
+    """Whether what a repair has made is later than all else, and has all that is known: nobody has gone on since."""
+    tree, known = made.sound, [other for other in others if other is not None]
+    if made.damaged or _term(tree) < directory.term or any(_changes_of(made) <= _changes_of(each) for each in known):
+        return False
+    lacks = set(_unknown(surveys, tree))
+    return all(lacks <= set(_unknown(surveys, each.sound)) for each in known)
+
+
+def _changes_of(found: Found | None) -> int:
+    """The number of changes that a tree has seen; 0 in files of earlier versions."""
+    return 0 if found is None or ROOT not in found.sound else found.sound[ROOT].version
+
+
+def _restoring_steps(
+    directory: DataDirectory, found: Found | None, copied: Found | None, surveys: Surveys
+) -> list[Step]:
     path, copy = directory.path / METADATA_FILE, directory.path / METADATA_COPY_FILE
-    repaired = read_tree(directory.path / METADATA_REPAIRED_FILE)
-    if repaired is not None and not repaired.damaged:
-        text = f"finish the repair that was interrupted: put {METADATA_REPAIRED_FILE} in the place of {path.name}"
-        return [Step(text, directory.finish_restoring), *_moving(directory, repaired.sound, surveys, "it")]
-    found, copied = read_tree(path), read_tree(copy)
     if found is None and not surveys and not directory.term and not _has_bytes(path):
         return []  # No broker has started here.
+    restoring = partial(_restoring, directory, surveys, max(_changes_of(found), _changes_of(copied)) + 1)
     originals = None if found is None else _originals(found.damaged, copied)
     if found is not None and originals is not None:
         tree = {**found.sound, **originals}
@@ -125,7 +153,7 @@ def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
                 f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
                 f"{path.name}-wal is damaged, are lost"
             )
-            return _restoring(directory, text, tree, _changes(directory, tree, surveys), surveys, "what is sound")
+            return restoring(text, tree, _changes(directory, tree, surveys), "what is sound")
         if not found.is_cut and _term(tree) >= directory.term and not may_be_older:
             older = [node for node in originals if not found.damaged[node].stems_from(originals[node])]
             text = (
@@ -137,7 +165,7 @@ def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
             changes = _changes(directory, tree, surveys) if older else _ahead(tree, surveys)
             if not originals and not changes:
                 return _moving(directory, tree, surveys, "the metadata")
-            return _restoring(directory, text if originals else "", tree, changes, surveys, "the metadata")
+            return restoring(text if originals else "", tree, changes, "the metadata")
     if copied is None or copied.damaged:
         raise AnabranchError(
             f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "
@@ -148,23 +176,27 @@ def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
     text += "logs are in it"
     if found is not None and (back := _topics(tree) - _topics(found.sound)):
         text += f"; topics that are only there, made in the last seconds or deleted: {_shown(sorted(back))}"
-    return _restoring(directory, text, tree, _changes(directory, tree, surveys), surveys, "the copy")
+    return restoring(text, tree, _changes(directory, tree, surveys), "the copy")
 
 
 def _restoring(
     directory: DataDirectory,
+    surveys: Surveys,
+    number: int,
     text: str,
     tree: Mapping[str, Row],
     changes: Mapping[str, bytes],
-    surveys: Surveys,
     what: str,
 ) -> list[Step]:
-    """Put a tree with some changes in the place of the metadata, in one step: a repair may be interrupted."""
+    """Put a tree with some changes in the place of the metadata, in one step: a repair may be interrupted.
+
+    `number`: that of changes which it has seen from then on, later than all others.
+    """
     if changes:
         text += "; " if text else ""
         text += f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
     rows = {**tree, **{name: _changed(tree.get(name), name, data) for name, data in changes.items()}}
-    rows[ROOT] = _changed(rows[ROOT], ROOT, b"")  # Later than what it is made of.
+    rows[ROOT] = rows[ROOT]._replace(version=number, crc=None)
     write = partial(write_tree, tree=[rows[name] for name in sorted(rows)])
     return [
         Step(text, partial(directory.restore_metadata, write)),
@@ -180,7 +212,7 @@ def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     """Whether the copy has changes that a tree does not have; files of earlier versions tell of most of them only."""
     if copied is None or copied.damaged:
         return False
-    here, there = tree[ROOT].version, copied.sound[ROOT].version
+    here, there = tree[ROOT].version, _changes_of(copied)
     if here or there:
         return there > here
     rows = [row for row in copied.sound.values() if not row.session]

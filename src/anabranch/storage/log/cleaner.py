@@ -107,10 +107,15 @@ class Cleaning:
 
 
 def _remove_stale(files: LogFiles) -> None:
-    """Remove new segments that an error has kept from being put in place, or away: a start would finish them."""
-    stale = [files.directory / name for name in files.disk.names(files.directory) if name.endswith(SWAP_SUFFIX)]
+    """Remove new segments that an error has kept from being put in place, or away, durably: a start would finish them.
+
+    Their names are given to new ones, which begin where they do and may end elsewhere.
+    """
+    disk, directory = files.disk, files.directory
+    stale = [directory / name for name in disk.names(directory) if name.endswith(SWAP_SUFFIX)]
     if stale:
-        files.disk.discard(stale)
+        disk.discard(stale)
+        disk.sync_directory(directory)
 
 
 class _Rewriting:

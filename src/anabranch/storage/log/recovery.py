@@ -23,7 +23,7 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import is_whole
 from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, parse_header
-from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.disk import DISCARDED_SUFFIX, Disk, File
 from anabranch.storage.checkpoints import Known
 from anabranch.storage.log.damage import (
     ASIDE_SUFFIX,
@@ -36,7 +36,7 @@ from anabranch.storage.log.damage import (
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.index import INDEX_SUFFIX, TIME_INDEX_SUFFIX
-from anabranch.storage.log.segment import DELETED_SUFFIX, LOG_SUFFIX, Segment, path_of
+from anabranch.storage.log.segment import LOG_SUFFIX, Segment, path_of
 
 logger = logging.getLogger("anabranch.storage.log")
 
@@ -377,7 +377,7 @@ def base_of(name: str, suffix: str = LOG_SUFFIX) -> int | None:
 def _tidy(disk: Disk, directory: Path, start: int) -> list[int]:
     """Finish the interrupted operations on a log that starts at `start`; return the base offsets of the segments."""
     names = disk.names(directory)
-    doomed = [directory / name for name in names if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, ".tmp"))]
+    doomed = [directory / name for name in names if name.endswith((DISCARDED_SUFFIX, CLEANED_SUFFIX, ".tmp"))]
     bases = {base for name in names if (base := base_of(name)) is not None}
     swaps = [base for name in names if (base := base_of(name, LOG_SUFFIX + SWAP_SUFFIX)) is not None]
     for base in swaps:

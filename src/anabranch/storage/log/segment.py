@@ -19,14 +19,13 @@ from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError
 from anabranch.records.batch import HEADER_SIZE, OFFSET_MAX, BatchHeader, parse_header
-from anabranch.runtime.disk import Disk, File
+from anabranch.runtime.disk import DISCARDED_SUFFIX, Disk, File
 from anabranch.runtime.net.channel import FileSlice
 from anabranch.storage.interface import FetchedSlice, Slice
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
 
 LOG_SUFFIX = ".log"
-DELETED_SUFFIX = ".deleted"
 RECENT_MAX = 256
 _WALK_SIZE = 4096
 COPIED_SIZE_MAX = 16 << 20
@@ -515,7 +514,7 @@ class Segment:
         doomed = []
         for path in self.paths:
             if self._disk.exists(path):
-                away = path.with_name(path.name + DELETED_SUFFIX)
+                away = path.with_name(path.name + DISCARDED_SUFFIX)
                 with contextlib.suppress(FileNotFoundError):  # An earlier broker of this process may be removing it.
                     self._disk.rename(path, away)
                     doomed.append(away)

@@ -1,4 +1,7 @@
-"""What the files of a log show, read without opening the log: for repairs, of files in any state. Blocks; OSError."""
+"""What the files of a log show, read without opening the log: for repairs, of files in any state. Blocks; OSError.
+
+A compacted segment that has no name yet counts as one: what it was made of may be removed, and a start would finish it.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from anabranch.machines.partition.producers import ProducerTable, origin
 from anabranch.records.batch import BatchHeader, check
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.epochs import EpochsFile
-from anabranch.storage.log.recovery import base_of, scan
-from anabranch.storage.log.segment import Segment
+from anabranch.storage.log.recovery import SWAP_SUFFIX, base_of, scan
+from anabranch.storage.log.segment import LOG_SUFFIX, Segment
 from anabranch.storage.log.snapshots import Snapshots
 
 
@@ -21,7 +24,7 @@ class LogSurvey(NamedTuple):
     """What was found."""
 
     first_base: int | None
-    """The base offset of the first file; None without one."""
+    """The base offset of the first segment; None without one."""
     latest_epoch: int
     producer_id: int
     """The largest producer id; -1 without one."""
@@ -35,6 +38,7 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     except NotADirectoryError:
         return LogSurvey(None, -1, -1)  # A file of such a name.
     bases = sorted(base for name in names if (base := base_of(name)) is not None)
+    swaps = [base for name in names if (base := base_of(name, LOG_SUFFIX + SWAP_SUFFIX)) is not None]
     epochs = EpochsFile(disk, directory).load()
     newest, latest = -1, -1 if epochs is None else epochs.latest
     snapshots, damaged = Snapshots(disk, directory), list[Path]()
@@ -43,8 +47,8 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
             newest = max([newest, *(origin(producer_id)[0] for producer_id, _ in ProducerTable.restore(data))])
         except DecodeError:
             damaged.append(snapshots.path(offset))
-    for base in bases:
-        segment = Segment(disk, directory, base, 0)
+    for base, suffix in (*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)):
+        segment = Segment(disk, directory, base, 0, suffix=suffix)
         segment.load()
         with contextlib.suppress(DecodeError):
             for position, header in segment.walk():
@@ -57,7 +61,7 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
         if (epoch := _last_epoch(segment)) >= 0:
             latest = max(latest, epoch)  # A power loss may have taken the file of epochs back.
             break
-    return LogSurvey(bases[0] if bases else None, latest, newest, damaged)
+    return LogSurvey(min((*bases, *swaps), default=None), latest, newest, damaged)
 
 
 def _is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:

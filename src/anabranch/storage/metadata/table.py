@@ -5,8 +5,8 @@ bytes, and each reading of a row compares it. `SOUND` compares the rows with the
 changed hides a node. The bytes of a node are the last column, because SQLite passes through all columns in front of the
 one it reads, and the bytes may be a megabyte.
 
-The version of the root counts the changes of the whole tree: it tells which of two copies is the later one. The versions
-of other nodes do not, for a node that is deleted and created again begins anew.
+The version of the root counts the changes of the whole tree: it tells which of two copies is the later one. The
+versions of other nodes do not, for a node that is deleted and created again begins anew.
 
 Files of earlier versions have no checksums (`EARLIER`) until `rewrite`, and have not counted their changes.
 """
@@ -227,7 +227,9 @@ def _read(path: Path) -> Found | None:
     found = Found({}, {})
     try:
         check_header(path)
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        # Without a log to read, it is read as it is: SQLite would make files beside it.
+        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as database:
             for row in rows(database):
                 (found.sound if row.is_sound else found.damaged)[row.path] = row
     except UNREADABLE:

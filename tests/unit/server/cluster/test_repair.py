@@ -18,7 +18,7 @@ from anabranch.server.cluster.repair import MetadataLostError, check_metadata_fi
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
 from anabranch.storage.interface import Delete
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
-from anabranch.storage.metadata.table import read_tree
+from anabranch.storage.metadata.table import read_tree, write_tree
 
 FRAME_SIZE = 24 + 4096
 
@@ -155,6 +155,45 @@ def test_a_repair_that_was_interrupted_is_finished_by_the_next_one(
             assert not (data / UNKNOWN_DIRECTORY).exists(), calls
             assert repair(data, Disk()) == [], calls
     assert calls > 10
+
+
+LEFT = f"{METADATA_FILE}.repaired"
+
+
+def leave_earlier(data: Path) -> None:
+    """What a repair had made before the metadata changed."""
+    found = read_tree(data / METADATA_COPY_FILE)
+    assert found is not None
+    write_tree(data / LEFT, found.sound.values())
+
+
+def leave_empty(data: Path) -> None:
+    (data / LEFT).touch()
+
+
+def leave_damaged(data: Path) -> None:
+    (data / LEFT).write_bytes((data / METADATA_COPY_FILE).read_bytes()[:4096] + b"1" * 4096)
+
+
+async def gone_on(path: Path) -> None:
+    """A topic more than the copy has."""
+    async with living(path) as store:
+        await make_topic(store, "b")
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+
+
+@pytest.mark.parametrize("leave", [leave_earlier, leave_empty, leave_damaged])
+def test_repaired_metadata_that_is_not_the_latest_is_put_away(tmp_path: Path, leave: Callable[[Path], None]) -> None:
+    asyncio.run(gone_on(tmp_path))
+    data = tmp_path / "data"
+    leave(data)
+    before = {".lock", *(file.name for file in data.iterdir())}
+    (text,) = repair(data, Disk())
+    assert text.startswith("rename") and LEFT in text
+    assert {file.name for file in data.iterdir()} ^ before == {LEFT, f"{LEFT}.damaged"}, "and nothing else is made"
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None and nodes.partition_path("b", 0) in found.sound
+    assert repair(data, Disk()) == []
 
 
 async def made_again(path: Path) -> None:

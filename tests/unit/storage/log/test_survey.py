@@ -58,3 +58,19 @@ def test_the_producer_id_of_a_batch_that_is_not_sound_counts_for_nothing(tmp_pat
     damaged[43:51] = (2**40 - 1).to_bytes(8, "big")
     file.write_bytes(damaged)
     assert survey(Disk(), tmp_path / "t-0").producer_id == -1
+
+
+def test_a_compacted_segment_without_a_name_counts_as_the_first_one(tmp_path: Path) -> None:
+    """A repair that passed over it would have the log start behind it, and a start remove it."""
+    log = open_log(tmp_path)
+    log.start_epoch(0)
+    log.append(make_batch(3, producer_id=17, producer_epoch=0, base_sequence=0), 0, 0)
+    log.finish_segment(log.end)
+    log.append(make_batch(1), 0, 0)
+    log.close()
+    oldest = min((tmp_path / "t-0").glob("*.log"))
+    oldest.rename(oldest.with_name(f"{oldest.name}.swap"))
+    for snapshot in (tmp_path / "t-0").glob("*.snapshot"):
+        snapshot.unlink()
+    found = survey(Disk(), tmp_path / "t-0")
+    assert (found.first_base, found.producer_id) == (0, 17)
