@@ -106,7 +106,7 @@ class Replicas:
         self._threads = ThreadPoolExecutor(RECOVERY_THREADS, thread_name_prefix="log")
         self._cleaner_thread = ThreadPoolExecutor(1, thread_name_prefix="cleaner")
         self._scrubber_thread = ThreadPoolExecutor(1, thread_name_prefix="scrubber")
-        self._held: dict[TopicPartition, asyncio.Future[None]] = {}
+        self._held: set[tuple[TopicPartition, asyncio.Future[None]]] = set()
         """The logs whose files are being replaced; who removes a log waits until that is done."""
         self.commits, self.files = commits or GroupCommit(), OpenFiles() if files is None else files
         self.room = DeletionRoom(directory, self.in_thread)
@@ -439,7 +439,7 @@ class Replicas:
             await self.in_thread(dropped.close)
         for some in spent_in_parts(busy, COMMITTED_AT_A_TIME):
             await asyncio.wait([self.commit(partition) for partition in some])
-        if held := [it for name, it in self._held.items() if name.topic == topic and self.get(*name) is None]:
+        if held := [it for name, it in self._held if name.topic == topic and self.get(*name) is None]:
             await asyncio.wait(held)
         for some in spent_in_parts(gone, CONFIGURED_AT_A_TIME):
             await self.in_thread(some.clear)  # Their files are closed: that takes the loop 15 ms.
@@ -559,13 +559,14 @@ class Replicas:
 
     @contextlib.contextmanager
     def held(self, partition: Partition) -> Iterator[None]:
-        """Keep the directory of a log from being removed meanwhile."""
-        done = self._held[partition.name] = asyncio.get_running_loop().create_future()
+        """Keep the directory of a log from being removed meanwhile; several may hold it."""
+        held = partition.name, asyncio.get_running_loop().create_future()
+        self._held.add(held)
         try:
             yield
         finally:
-            del self._held[partition.name]
-            done.set_result(None)
+            self._held.remove(held)
+            held[1].set_result(None)
 
     async def close(self) -> bool:
         """Sync and close every log; whether all of them could be."""

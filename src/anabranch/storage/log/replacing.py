@@ -80,11 +80,11 @@ def _give_names(log: LocalLog, segments: Sequence[Segment]) -> Generator[Work, N
     """Remove what new segments, which are in the log, replace, and give their files the names."""
     disk, directory = log.disk, log.directory
     yield partial(_remove_covered, disk, directory, [(segment.base_offset, segment.end) for segment in segments])
-    for segment in segments:
-        if segment in log.segments:
-            disk.rename(segment.path, path_of(directory, segment.base_offset))
-            segment.named("")
     try:
+        for segment in segments:
+            if segment in log.segments:
+                disk.rename(segment.path, path_of(directory, segment.base_offset))
+                segment.named("")
         yield partial(disk.sync_directory, directory)
     finally:
         for segment in segments:

@@ -122,6 +122,35 @@ def test_a_partition_is_not_made_again_while_a_thread_removes_deleted_segments_o
     assert [header.base_offset for header in partition.log.headers_from(0)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_directory_that_several_hold_is_removed_after_the_last_of_them(
+    tmp_path: Path, world: LocalReplicas, first: int
+) -> None:
+    """A compaction and a scrub, for one."""
+    partition, directory = fill(world), tmp_path / "data" / f"{TOPIC}-0"
+
+    async def hold(until: asyncio.Event) -> None:
+        with world.replicas.held(partition):
+            await until.wait()
+
+    async def story() -> None:
+        ends = [asyncio.Event(), asyncio.Event()]
+        holding = [asyncio.ensure_future(hold(end)) for end in ends]
+        await asyncio.sleep(0)
+        order = SendStopReplica(1, 1, 1, TOPIC, TOPIC_ID, ((0, world.epoch),), topic_deleted=True)
+        stopping = asyncio.ensure_future(world.replicas.stop(order))
+        ends[first].set()
+        await holding[first]
+        await asyncio.wait([stopping], timeout=0.2)
+        assert not stopping.done() and any(directory.glob("*.log"))
+        ends[1 - first].set()
+        await holding[1 - first]
+        assert await stopping == {0: ErrorCode.NONE}
+        assert not directory.exists()
+
+    world.runner.run(story())
+
+
 def test_retention_writes_nothing_in_the_loop(world: LocalReplicas, monkeypatch: pytest.MonkeyPatch) -> None:
     partition = fill(world)
     partition.log.checkpoint()

@@ -131,6 +131,18 @@ def test_a_log_is_read_on_where_a_new_segment_cannot_be_given_its_name_and_is_cl
     assert all(segment.is_named for segment in log.segments) and offsets(log) == NEWEST
 
 
+def test_a_segment_that_has_its_name_has_its_index_also_where_the_next_one_gets_none() -> None:
+    """The index would be written anew, by the next cleaning, under the name that it had."""
+    disk = new_disk()
+    log = filled(disk)
+    refuse(disk, lambda old, new: old.name.endswith(".log.swap") and new.name.endswith(".log"), number=2)
+    with pytest.raises(OSError, match="No space"):
+        clean(log, 10_000)
+    named = [segment for segment in log.segments if segment.is_named]
+    assert 0 < len(named) < len(log.segments)
+    assert not any(path.suffix == ".cleaned" for segment in named for path in segment.index.paths)
+
+
 def test_after_a_loss_of_power_no_compacted_segment_is_the_newest() -> None:
     """It would seem never rewritten from the second start on."""
     for seed in range(60):

@@ -84,7 +84,10 @@ def begin_anew(state: FetchingState, tp: TopicPartition) -> bool:
         return False
     made = Partition(topic, tp.partition, wanted_timestamp=state.reset_timestamp, awaiting=True)
     made.arrivals, made.paused = state.new_id(), before.paused
-    made.anew_from = None if before.start is None else max(before.start, before.log_start)
+    if before.start is not None:
+        made.anew_from = max(before.start, before.log_start)
+    elif before.wanted_timestamp == EARLIEST:  # Of a topic that was created again, whatever the reset says.
+        made.anew_from = max(0, before.log_start)
     topic.partitions[tp.partition] = made
     _give_share(state, made, before.share)
     topic.limits = None

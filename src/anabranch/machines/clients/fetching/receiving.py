@@ -141,16 +141,17 @@ def _has_waited(partition: Partition, log_start: int) -> bool:
     return topic.granted and is_layered(topic) and partition.fetch_offset < log_start
 
 
-def _begins_anew(partition: Partition) -> bool:
+def _begins_anew(partition: Partition, log_start: int) -> bool:
     """Whether it was to begin where it did before, or where its group has committed, and its log begins behind that."""
-    return partition.anew_from is not None and partition.handed_end <= (partition.start or 0)
+    is_anew = partition.anew_from is not None and not partition.is_sought
+    return is_anew and partition.fetch_offset < log_start and partition.handed_end <= (partition.start or 0)
 
 
 def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:
     """Handle a nonexistent offset: begin again as `auto.offset.reset` defines (all kept batches have been returned)."""
     if state.settings.auto_offset_reset in ("earliest", "latest"):
         sharing.reset(partition, log_start)
-        missed = _has_waited(partition, log_start) or _begins_anew(partition)
+        missed = _has_waited(partition, log_start) or _begins_anew(partition, log_start)
         partition.wanted_timestamp = EARLIEST if missed else state.reset_timestamp
         return
     text = (

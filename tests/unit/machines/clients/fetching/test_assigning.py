@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from uuid import UUID
 
 import pytest
@@ -183,3 +184,25 @@ def test_a_partition_that_begins_anew_behind_whose_position_all_was_deleted_begi
     gone = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=9)
     receiving.take(state, partition, FetchFrom(5, 0, 1, ID, 1), gone, 0)
     assert partition.wanted_timestamp == EARLIEST, "latest would leave out what it had read before"
+
+
+@pytest.mark.parametrize("is_sought", [False, True])
+def test_an_offset_behind_the_end_is_reset_as_the_application_says_though_its_partition_began_anew(
+    *, is_sought: bool
+) -> None:
+    state = begun_by_hand(position=5)
+    state.settings = dataclasses.replace(state.settings, auto_offset_reset="latest")
+    assigning.begin_anew(state, P0)
+    partition = state.partition(P0)
+    partition.awaiting, partition.is_sought = False, is_sought
+    partition.stand(10_000)
+    gone = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=10_001 if is_sought else 0)
+    receiving.take(state, partition, FetchFrom(10_000, 0, 1, ID, 1), gone, 0)
+    assert partition.wanted_timestamp == LATEST
+
+
+def test_a_topic_that_is_created_again_is_read_from_its_beginning_also_where_its_partition_begins_anew_then() -> None:
+    state = begun_by_hand(position=5)
+    assigning.learn(state, state.topics["t"], view(0, topic_id=OTHER), 0)
+    assert assigning.begin_anew(state, P0)
+    assert state.partition(P0).anew_from == 0, "the reset may say latest"
