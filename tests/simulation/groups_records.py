@@ -64,7 +64,7 @@ class Log:
     def delete_before(self, offset: int) -> None:
         """Delete the records before an offset."""
         for gone in range(self.start, offset):
-            self.gone.setdefault(gone, self.entries.pop(gone))
+            self.gone[gone] = self.entries.pop(gone)  # Nobody could fetch any more what was compacted away before.
         self.start = max(self.start, offset)
 
     def compact_away(self, offset: int) -> None:

@@ -499,17 +499,29 @@ class Rules:
             still = still and not committed_only
             counted[number] = BEYOND if still else positions[number]
         topic_id, offset = self.positions.committed.get((group.group_id, topic.name, partition), (None, 0))
-        own = {self._next_record(topic, partition, offset if topic_id == topic.topic_id else 0)}
-        if committed_only:
-            own.add(max(offset if topic_id == topic.topic_id else 0, topic.log_start(partition)))
-        for layout in {lineage.layout_at(partition, position) for position in own}:
+        first = offset if topic_id == topic.topic_id else 0
+
+        def is_open(at: int) -> bool:
+            layout = lineage.layout_at(partition, at)
             was_open = topic_id == topic.topic_id and (
                 offset > max(lineage.start(partition, layout), topic.log_start(partition))
                 or self.positions.opened.get((group.group_id, topic.name, partition), -1) >= layout
             )
-            if not was_open and not lineage.may_deliver(partition, layout, counted):
-                return False
-        return True
+            return was_open or lineage.may_deliver(partition, layout, counted)
+
+        own = self._next_record(topic, partition, first)
+        if committed_only:
+            return is_open(own) and is_open(max(first, topic.log_start(partition)))
+        return is_open(own) or any(map(is_open, self._dropped(topic, partition, first, own)))
+
+    def _dropped(self, topic: TopicImage, number: int, begin: int, end: int) -> list[int]:
+        """The offsets that compaction has dropped: one of them may be what a leader has told before as the next record.
+
+        Members that keep to gates stop at the one behind it; those that do not would have come there from it, too.
+        """
+        known = self.world.topic_of(topic.topic_id)
+        log = None if known is None else known.logs.get(number)
+        return [] if log is None else [at for at in range(begin, end) if log.is_compacted_away(at)]
 
     def _opens(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
         """Whether a position that is written with a hand-out opens a gate for good."""
