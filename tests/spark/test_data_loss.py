@@ -28,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def flow(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Flow]:
-    name = request.node.name.replace("[", "-").replace("]", "")[:100]
+    name = request.node.name.translate({ord("["): "-", ord("]"): None, ord(","): "-"})[:100]
     flow = Flow(broker.address, name, 1, COMPACTED if "folded" in name else {})
     yield flow
     flow.close()
@@ -54,9 +54,11 @@ def last_values(found: dict[str, list[int]]) -> dict[str, int]:
     return {key: values[-1] for key, values in found.items()}
 
 
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 def test_a_query_that_stands_in_what_is_folded_back_goes_on_and_has_the_last_value_of_each_key(
-    flow: Flow, tmp_path: Path
+    flow: Flow, tmp_path: Path, policy: str
 ) -> None:
+    flow.admin.alter_configs("topic", flow.topic, {"cleanup.policy": policy})
     plans = str(tmp_path / "plans")
     flow.resize(2)
     flow.send(400)
@@ -86,6 +88,18 @@ def test_a_query_that_stands_in_what_is_folded_back_goes_on_and_has_the_last_val
     assert last_values(batch_read(flow.address, flow.topic)) == last_values(flow.expected())
 
 
+def test_a_query_that_ends_with_what_is_there_has_what_is_folded_back_meanwhile(flow: Flow) -> None:
+    flow.resize(2)
+    flow.send(400)
+    query = MicroBatches(flow.address, flow.topic, maxOffsetsPerTrigger="50")
+    query.reader.prepareForTriggerAvailableNow()
+    query.step()
+    flow.resize(1)
+    await_removal(flow, 1)
+    assert last_values(query.all_available()) == last_values(flow.expected())
+    query.close()
+
+
 def test_what_was_folded_back_while_a_query_was_down_is_no_loss_when_the_topic_has_grown_again(flow: Flow) -> None:
     flow.admin.alter_configs("topic", flow.topic, {"cleanup.policy": "compact,delete"})
     flow.resize(2)
@@ -103,6 +117,54 @@ def test_what_was_folded_back_while_a_query_was_down_is_no_loss_when_the_topic_h
     again = MicroBatches(flow.address, flow.topic, offset=start)
     again.all_available()
     assert last_values(query.keys | again.keys) == last_values(flow.expected())
+    again.close()
+
+
+def test_a_query_hears_that_a_topic_is_not_compacted_any_more(flow: Flow) -> None:
+    """What goes from then on is lost: nothing folds it back."""
+    flow.admin.alter_configs("topic", flow.topic, {"cleanup.policy": "compact"})
+    flow.send(400)
+    query = MicroBatches(flow.address, flow.topic, maxOffsetsPerTrigger="50")
+    query.step()
+    flow.admin.alter_configs("topic", flow.topic, {"cleanup.policy": "delete"})
+    time.sleep(METADATA_AGE_MAX_S + 0.1)
+    flow.admin.delete_records({(flow.topic, 0): 300})
+    with pytest.raises(DataLossError, match=rf"{flow.topic}-0"):
+        query.step()
+    query.close()
+
+
+def test_a_query_hears_that_a_topic_is_ordered_now(flow: Flow) -> None:
+    flow.admin.alter_configs("topic", flow.topic, {"enable.ordered.delivery": "false"})
+    flow.send(400)
+    query = MicroBatches(flow.address, flow.topic, maxOffsetsPerTrigger="50")
+    query.step()
+    flow.admin.alter_configs("topic", flow.topic, {"enable.ordered.delivery": "true"})
+    flow.resize(2)
+    flow.send(400)
+    time.sleep(METADATA_AGE_MAX_S + 0.1)
+    assert query.all_available() == flow.expected()
+    query.close()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_topic_that_was_deleted_while_the_query_was_down_is_a_loss_and_no_wrong_option(
+    flow: Flow, *, fails: bool
+) -> None:
+    flow.send(100)
+    query = MicroBatches(flow.address, flow.topic)
+    query.step()
+    at = noted(query)
+    query.close()
+    flow.admin.delete_topics(flow.topic)
+    again = MicroBatches(flow.address, flow.topic, offset=at, failOnDataLoss=str(fails).lower())
+    again.reader.prepareForTriggerAvailableNow()
+    if fails:
+        with pytest.raises(DataLossError, match=rf"{flow.topic}.*deleted"):
+            again.step()
+    else:
+        again.step()
+        assert not again.keys
     again.close()
 
 

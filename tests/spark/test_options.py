@@ -160,8 +160,10 @@ def test_what_is_out_of_range_is_refused_by_the_name_of_its_option(
     with pytest.raises(OptionError, match=says):
         batch_read(address, flow.topic, **given)
     if not any(name.startswith("ending") for name in given):
+        stream = MicroBatches(address, flow.topic, **given)
         with pytest.raises(OptionError, match=says):
-            MicroBatches(address, flow.topic, **given)
+            stream.step()
+        stream.close()
 
 
 def test_a_start_or_an_end_beyond_the_log_is_taken_where_loss_is_no_failure(address: str, flow: Flow) -> None:
@@ -276,6 +278,59 @@ def test_a_first_micro_batch_that_is_run_again_begins_where_it_began(
     assert not again.step(), "only the first micro-batch is one without a record"
     again.close()
     assert verify_history((tmp_path / "plans").read_text().splitlines()).problems == ()
+
+
+@pytest.mark.parametrize("start", ["time", "assign"])
+def test_a_first_micro_batch_is_run_again_though_the_options_do_not_fit_the_resized_topic(
+    address: str, flow: Flow, start: str
+) -> None:
+    """It says where it began; a new query with these options is refused."""
+    now = int(time.time() * 1000)
+    by_time = {"startingTimestamp": str(now - 60_000)}
+    by_name = {"subscribe": None, "assign": json.dumps({flow.topic: [0, 1, 2]})}
+    options: dict[str, str | None] = by_time if start == "time" else by_name  # type: ignore[assignment]
+    if start == "assign":
+        flow.resize(3)
+    flow.send(100)
+    killed = MicroBatches(address, flow.topic, **options)
+    planned = json.loads(json.dumps(killed.reader.latestOffset(killed.offset, killed.reader.getDefaultReadLimit())))
+    killed.close()
+    if start == "time":
+        flow.resize(3)
+        for number in range(40):
+            flow.producer.send(flow.topic, b"100", key=b"key-%d" % number, timestamp=now - 120_000)
+        flow.producer.flush()
+    else:
+        flow.resize(2)
+        flow.admin.delete_records({(flow.topic, 2): -1})
+        deadline = time.monotonic() + 60
+        while 2 in flow.admin.topics([flow.topic])[flow.topic].partitions:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    again = MicroBatches(address, flow.topic, failOnDataLoss="false", **options)
+    again.run(planned)
+    left = values(again.keys)
+    assert left == list(range(100)) if start == "time" else 0 < len(left) < 100
+    again.step()
+    again.close()
+    new = MicroBatches(address, flow.topic, **options)
+    without_begun = {name: each for name, each in planned[flow.topic].items() if name != "begun"}
+    with pytest.raises(OptionError, match=r"has no record at|names partition 2"):
+        new.step()
+    with pytest.raises(OptionError, match=r"has no record at|names partition 2"):
+        new.reader.partitions(new.offset, {flow.topic: without_begun})
+    new.close()
+
+
+def test_a_partition_that_has_just_been_added_is_read_from_its_beginning_by_a_query_that_begins_at_a_time(
+    address: str, flow: Flow
+) -> None:
+    flow.send(100)
+    flow.resize(3)
+    query = MicroBatches(address, flow.topic, startingTimestamp=str(int(time.time() * 1000) - 60_000))
+    flow.send(200)
+    assert query.all_available() == flow.expected()
+    query.close()
 
 
 # -- brokers that are down ---------------------------------------------------------------------------------------------

@@ -85,13 +85,13 @@ class SnapshotReader:
             self._admin = Admin(self._options.servers, client_id="anabranch-spark")
         await self._admin.alter_group_offsets(group_id, offsets)
 
-    def read(self, known: Offsets = NO_OFFSETS) -> dict[str, TopicSnapshot]:
+    def read(self, known: Offsets = NO_OFFSETS, *, begins: bool = False) -> dict[str, TopicSnapshot]:
         """Return snapshots of all topics of the query; `known` are the offsets that it has.
 
-        Raises `OptionError` for a topic that does not exist when the query begins; a topic deleted later is left out.
+        A topic that does not exist is left out; where the query `begins`, raises `OptionError` for it.
         Raises `ApiError` if the brokers name fewer partitions than the query knows of a topic that cannot shrink.
         """
-        return self._run(self._read(known))
+        return self._run(self._read(known, begins=begins))
 
     def bound(self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str) -> dict[str, dict[int, int]]:
         """Resolve a start or an end to an offset for every partition; `name` is the option's, for errors."""
@@ -150,13 +150,13 @@ class SnapshotReader:
         except (ConnectionError, TimeoutError) as error:
             raise unreachable(self._options.servers, error) from error
 
-    async def _read(self, known: Offsets) -> dict[str, TopicSnapshot]:
+    async def _read(self, known: Offsets, *, begins: bool) -> dict[str, TopicSnapshot]:
         now = self._clock()
         if now - self._asked_at > METADATA_AGE_MAX_S:
             await self._refresh_with_retries()
             self._asked_at = now
         names = [*self._names, *self._unlisted(known)]
-        snapshots = await asyncio.gather(*(self._read_topic(name, known.get(name)) for name in names))
+        snapshots = await asyncio.gather(*(self._read_topic(name, known.get(name), begins=begins) for name in names))
         self._began = True
         return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
 
@@ -183,7 +183,7 @@ class SnapshotReader:
         return lambda failures: failures > retries or self._clock() > deadline
 
     async def _refresh(self) -> None:
-        """Refresh the set of topics, and drop the views of topics that have changed."""
+        """Refresh the set of topics and their settings, and drop the views of topics that have changed."""
         options = self._options
         if options.pattern is None:
             self._names = options.topics
@@ -198,13 +198,17 @@ class SnapshotReader:
             known = (view.topic_id, view.epochs, view.leaders)
             if info is None or isinstance(info, ApiError) or (info.topic_id, info.epochs, info.leaders) != known:
                 del self._views[name]
+        elastic = [name for name, view in self._views.items() if view.elastic]
+        settings = await self._cluster.settings(elastic) if elastic else {}
+        for name, (ordered, cleanup) in settings.items():
+            self._views[name] = replace(self._views[name], ordered=ordered, cleanup=cleanup)
 
     def _unlisted(self, known: Offsets) -> list[str]:
         """Return the topics with offsets that match the pattern and are not in the broker's list."""
         pattern, others = self._options.pattern, sorted(known.keys() - set(self._names))
         return list(filter(_matcher(pattern), others)) if others and pattern is not None else []
 
-    async def _read_topic(self, name: str, known: TopicOffsets | None) -> TopicSnapshot | None:
+    async def _read_topic(self, name: str, known: TopicOffsets | None, *, begins: bool) -> TopicSnapshot | None:
         try:
             return await self._with_retries(
                 name, lambda view: self._snapshot(view, known), is_expected=known is not None
@@ -212,7 +216,7 @@ class SnapshotReader:
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            if self._began or self._options.pattern is not None:
+            if not begins or self._options.pattern is not None:
                 return None
             raise await self._no_such_topic(name) from None
 
@@ -335,8 +339,8 @@ class SnapshotReader:
     def _or_end(self, snapshot: TopicSnapshot, partition: int, offset: int, timestamp: int, name: str) -> int:
         if offset >= 0:
             return offset
-        retired = partition >= snapshot.lineage.count
-        if _is_start(name) and not retired and not self._options.latest_if_no_timestamp:
+        retired, is_empty = partition >= snapshot.lineage.count, snapshot.starts[partition] == snapshot.ends[partition]
+        if _is_start(name) and not retired and not is_empty and not self._options.latest_if_no_timestamp:
             raise OptionError(
                 f"{name}: {TopicPartition(snapshot.topic, partition)} has no record at {timestamp} ms or later. Choose "
                 "an earlier time, or set startingOffsetsByTimestampStrategy to latest to begin at the end."

@@ -236,7 +236,7 @@ class BatchReader(_Reader, DataSourceReader):
         options = self.options
         reader = SnapshotReader(options)
         try:
-            snapshots = reader.read()
+            snapshots = reader.read(begins=True)
             _check_assignment(snapshots, options)
             start = reader.bound(snapshots, options.start or Bound(EARLIEST), _name_of("starting", options.start))
             end = reader.bound(snapshots, options.end or Bound(LATEST), _name_of("ending", options.end))
@@ -301,20 +301,36 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._horizon: dict[str, dict[int, int]] | None = None
         self._reached: Offsets = {}
         self._initial: dict[str, Any] | None = None
+        self._refused: OptionError | None = None
+        """Why a new query cannot begin."""
         self._own = {GROUP: uuid4().hex[:12]}
         """What is the query's own, unless its offsets say otherwise."""
 
-    def _read_snapshots(self, known: Offsets = NO_OFFSETS) -> Mapping[str, TopicSnapshot]:
+    def _read_snapshots(self, known: Offsets = NO_OFFSETS, *, begins: bool = False) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
             self._snapshot_reader = SnapshotReader(self.options)
         positions = {topic: each.standing for topic, each in known.items()}
-        self._snapshots = self._snapshot_reader.with_high_watermarks(self._snapshot_reader.read(known), positions)
+        self._snapshots = self._snapshot_reader.with_high_watermarks(
+            self._snapshot_reader.read(known, begins=begins), positions
+        )
         return self._snapshots
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return the offsets where a new query begins."""
+        """Return the offsets where a new query begins.
+
+        Spark asks for them again to run a first micro-batch again, which says where it began: what the options say of
+        the topics as they are now is of no interest then, and is refused where they are used.
+        """
+        try:
+            self._initial = self._to_json(self._first_offsets(), {})
+        except OptionError as error:
+            self._initial, self._refused = self._to_json({}, {}), error
+        self._forget_snapshots()
+        return self._initial
+
+    def _first_offsets(self) -> Offsets:
         options = self.options
-        snapshots = self._read_snapshots()
+        snapshots = self._read_snapshots(begins=True)
         _check_assignment(snapshots, options)
         assert self._snapshot_reader is not None
         start = self._snapshot_reader.bound(
@@ -325,9 +341,12 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             assigned = snapshot.starts.keys() if options.assign is None else options.assign[topic]
             chosen = {partition: start[topic][partition] for partition in assigned}
             offsets[topic] = snapshot.noted(chosen)
-        self._initial = self._to_json(offsets, {})
-        self._forget_snapshots()
-        return self._initial
+        return offsets
+
+    def _check_start(self, start: Mapping[str, Any]) -> None:
+        """Refuse to begin where the options do not say where. OptionError."""
+        if self._refused is not None and start == self._initial:
+            raise self._refused
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch."""
@@ -336,9 +355,11 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the micro-batch that begins at `start`; `start` itself if no record can be read."""
+        self._check_start(start)
         known = _from_json(start, self.options)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         snapshots = self._read_snapshots(known)
+        self._raise_horizon(snapshots, known)
         with collector_paused():
             reach = extent(
                 snapshots,
@@ -370,6 +391,19 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
         self._forget_snapshots()
 
+    def _raise_horizon(self, snapshots: Mapping[str, TopicSnapshot], known: Offsets) -> None:
+        """Read on to the ends of now where unread records were folded back: their copies lie behind those of then."""
+        for topic, horizon in (self._horizon or {}).items():
+            snapshot, at = snapshots.get(topic), known[topic].standing if topic in known else {}
+            if snapshot is None:
+                continue
+            starts = snapshot.starts
+            gone = [p for p, end in horizon.items() if at.get(p, end) < min(end, starts.get(p, end))]
+            if any(map(snapshot.folds_back, gone)):
+                horizon.update({p: max(end, snapshot.ends[p]) for p, end in horizon.items() if p in starts})
+            for partition in horizon.keys() - starts.keys():
+                del horizon[partition]
+
     def _forget_snapshots(self) -> None:
         """Have a replay read them again: these were read without the query's offsets, which are not known yet."""
         self._snapshots = None
@@ -377,6 +411,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskPartition]:
         """Plan the tasks of a micro-batch, including one that an earlier run planned and did not finish."""
         finish = _from_json(end, self.options)
+        if finish and all(known.begun is None for known in finish.values()):
+            self._check_start(start)
         begin = begun_of(_from_json(start, self.options), finish)
         snapshots = self._snapshots
         if snapshots is None:

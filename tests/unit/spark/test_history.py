@@ -33,6 +33,13 @@ FIRST = plan(look(ONE, {0: 9}), {0: (2, 5)})
 SECOND = plan(look(TWO, {0: 9, 1: 4}), {0: (5, 9), 1: (0, 4)})
 
 
+def test_a_layout_that_took_no_record_may_have_another_count_in_later_plans() -> None:
+    """Nobody publishes its ends; it has the count of the one before it then."""
+    four = plan(look(Lineage.of_ends(2, (2, 4), ({0: 5, 1: 5},)), dict.fromkeys(range(4), 5)), {0: (0, 5), 1: (0, 5)})
+    three = look(Lineage.of_ends(2, (2, 2, 3), ({0: 5, 1: 5}, {0: 5, 1: 5})), {0: 9, 1: 5, 2: 3, 3: 0})
+    assert problems(four, plan(three, {0: (5, 9), 1: (5, 5), 2: (0, 3), 3: (0, 0)})) == []
+
+
 def problems(*lines: str) -> list[str]:
     return [each.problem for each in verify_history(lines).problems]
 

@@ -108,7 +108,7 @@ def test_a_topic_that_no_broker_knows_any_more_counts_as_deleted(given: dict[str
 def test_a_topic_that_does_not_exist_when_the_query_begins_is_refused_at_once() -> None:
     broker = brokers(None)
     with reading(broker) as reader, pytest.raises(OptionError, match="topic 't', which does not exist"):
-        reader.read()
+        reader.read(begins=True)
     assert len(broker.requests(MetadataRequest)) == 3, "one for the list, one for the topic, one for what there is"
 
 
@@ -252,7 +252,8 @@ def test_high_watermarks_are_asked_for_positions_in_partitions_that_are_left_out
     asked: list[Any] = []
     reader = object.__new__(StreamReader)
     reader._snapshot_reader = SimpleNamespace(
-        read=lambda known: {}, with_high_watermarks=lambda snapshots, positions: asked.append(positions) or snapshots
+        read=lambda known, begins: {},
+        with_high_watermarks=lambda snapshots, positions: asked.append(positions) or snapshots,
     )  # type: ignore[assignment]
     reader._read_snapshots({"t": replace(KNOWN["t"], offsets={0: 9}, left={1: 100})})
     assert asked == [{"t": {0: 9, 1: 100}}]

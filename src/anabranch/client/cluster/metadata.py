@@ -32,6 +32,14 @@ CLEANUP_POLICY = "cleanup.policy"
 TOPIC_RESOURCE = 2
 
 
+class TopicSettings(NamedTuple):
+    """What a topic's configs say to readers."""
+
+    ordered: bool = True
+    cleanup: frozenset[str] = frozenset()
+    """Its `cleanup.policy`; empty where it is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A broker."""
@@ -338,7 +346,8 @@ class Cluster:
         Raises ApiError: the broker's refusal, or a sentence that says why the lineage cannot be read.
         """
         info, lineage = await self.info_and_lineage(name, node_id=node_id)
-        configs = await self._configs(name, node_id) if info.elastic else {}
+        settings = (await self.settings([name], node_id=node_id)).get(name) if info.elastic else None
+        ordered, cleanup = settings or TopicSettings()
         return TopicView(
             name,
             info.topic_id,
@@ -346,9 +355,9 @@ class Cluster:
             info.leaders,
             info.epochs,
             info.elastic,
-            ordered=configs.get(ORDERED_DELIVERY) != "false",
+            ordered=ordered,
             removed=info.removed,
-            cleanup=frozenset((configs.get(CLEANUP_POLICY) or "").replace(" ", "").split(",")) - {""},
+            cleanup=cleanup,
         )
 
     async def info_and_lineage(self, name: str, *, node_id: int | None = None) -> tuple[TopicInfo, Lineage]:
@@ -379,12 +388,24 @@ class Cluster:
         """Return the leader epochs that ended with each layout of a topic, of a few of its partitions."""
         return await self._lineages.epochs(info, partitions)
 
-    async def _configs(self, name: str, node_id: int | None) -> dict[str, str | None]:
-        resource = DescribeConfigsResource(
-            resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=[ORDERED_DELIVERY, CLEANUP_POLICY]
-        )
-        response = await self.ask(DescribeConfigsRequest(resources=[resource]), node_id=node_id)
-        return {config.name: config.value for result in response.results for config in result.configs}
+    async def settings(self, names: Iterable[str], *, node_id: int | None = None) -> dict[str, TopicSettings]:
+        """Return what topics' configs say to readers; without those that cannot be described."""
+        keys = [ORDERED_DELIVERY, CLEANUP_POLICY]
+        resources = [
+            DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=name, configuration_keys=keys)
+            for name in names
+        ]
+        response = await self.ask(DescribeConfigsRequest(resources=resources), node_id=node_id)
+        return {
+            result.resource_name: _settings({config.name: config.value for config in result.configs})
+            for result in response.results
+            if not result.error_code
+        }
+
+
+def _settings(configs: Mapping[str, str | None]) -> TopicSettings:
+    cleanup = frozenset((configs.get(CLEANUP_POLICY) or "").replace(" ", "").split(",")) - {""}
+    return TopicSettings(configs.get(ORDERED_DELIVERY) != "false", cleanup)
 
 
 def offsets_request(

@@ -42,6 +42,8 @@ class Read:
     """Of the topic that was planned: another of this name has other records at these offsets."""
     folds_back: bool = False
     """Whether the query reads elsewhere what is gone of these offsets (`TopicSnapshot.folds_back`)."""
+    compacts: bool = False
+    """Whether that is so when the partition is removed: it has retired since it was planned, and was folded back."""
 
     @property
     def count(self) -> int:
@@ -147,6 +149,7 @@ def _reads(
                 lineage.initial,
                 snapshot.topic_id,
                 goes_on and snapshot.folds_back(partition),
+                goes_on and "compact" in snapshot.cleanup,
             )
 
 
