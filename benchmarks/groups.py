@@ -392,7 +392,8 @@ def _slowest(runs: Sequence[Sequence[float]]) -> float:
     A step of 2 ms takes 20 ms once in a thousand times where a virtual machine is stopped meanwhile, and the clock of
     the thread goes on.
     """
-    return max(min(times) for times in zip(*runs, strict=True))
+    slowest: float = max(min(times) for times in zip(*runs, strict=True))
+    return slowest
 
 
 def gates(scale: Scale) -> list[Result]:
