@@ -357,6 +357,7 @@ class _Database:
         return self._give(self._expect(operation.path, operation.version), operation.data)
 
     def _give(self, row: Row, data: bytes) -> int:
+        """Write a node anew with these bytes; its new version."""
         version = row.version + 1
         self._execute(self._form.update, *self._form.updated(row.path, version, row.session, data))
         return version
