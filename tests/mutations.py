@@ -329,7 +329,7 @@ def _ends(tree: Path, *command: str) -> tuple[int | None, str]:
 
     The run has a process group, which ends with it: an interrupted test leaves no broker behind.
     """
-    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}", "ANABRANCH_THOROUGH": "1"}
     run = subprocess.Popen(
         [sys.executable, *command],
         cwd=tree,
