@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.spark.options import OptionError
 from anabranch.spark.plan import DataLossError, verify_history
 from anabranch.spark.snapshot import METADATA_AGE_MAX_S
 from tests.spark.flow import KEYS, Flow, MicroBatches, _take, batch_read
@@ -145,6 +146,19 @@ def test_a_query_hears_that_a_topic_is_ordered_now(flow: Flow) -> None:
     time.sleep(METADATA_AGE_MAX_S + 0.1)
     assert query.all_available() == flow.expected()
     query.close()
+
+
+def test_a_topic_that_a_restarted_query_names_wrongly_is_refused(flow: Flow) -> None:
+    flow.send(10)
+    query = MicroBatches(flow.address, flow.topic)
+    query.step()
+    at = noted(query)
+    query.close()
+    again = MicroBatches(flow.address, f"{flow.topic},{flow.topic}-misspelt", offset=at)
+    again.reader.prepareForTriggerAvailableNow()
+    with pytest.raises(OptionError, match=r"misspelt.*does not exist"):
+        again.step()
+    again.close()
 
 
 @pytest.mark.parametrize("fails", [True, False])

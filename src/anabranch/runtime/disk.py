@@ -233,9 +233,12 @@ class Disk:
                 self.unlink(path)
                 continue
             away = path if path.name.endswith(DISCARDED_SUFFIX) else path.with_name(path.name + DISCARDED_SUFFIX)
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 self.rename(path, away)
-            large.append(away)
+            except OSError:
+                self.unlink(path)
+            else:
+                large.append(away)
         if large:
             _discarding.add(self.unlink, large)
 

@@ -65,6 +65,9 @@ class SnapshotReader:
         self._names: tuple[str, ...] = ()
         self._asked_at = float("-inf")
         self._began = False
+        """Whether brokers have answered."""
+        self._are_named = False
+        """Whether it was checked that the topics exist that the options name."""
         self._watermarks: Mapping[str, Mapping[int, int]] = {}
         self._watermarks_at = float("-inf")
 
@@ -85,13 +88,16 @@ class SnapshotReader:
             self._admin = Admin(self._options.servers, client_id="anabranch-spark")
         await self._admin.alter_group_offsets(group_id, offsets)
 
-    def read(self, known: Offsets = NO_OFFSETS, *, begins: bool = False) -> dict[str, TopicSnapshot]:
+    def read(self, known: Offsets = NO_OFFSETS, *, begins: bool | None = None) -> dict[str, TopicSnapshot]:
         """Return snapshots of all topics of the query; `known` are the offsets that it has.
 
-        A topic that does not exist is left out; where the query `begins`, raises `OptionError` for it.
+        Raises `OptionError` for a topic that does not exist, and that the query does not know, where it `begins`, in
+        this run, with this call; by default with the first one. Otherwise a topic that does not exist is left out.
         Raises `ApiError` if the brokers name fewer partitions than the query knows of a topic that cannot shrink.
         """
-        return self._run(self._read(known, begins=begins))
+        checks = not self._are_named if begins is None else begins
+        self._are_named |= checks
+        return self._run(self._read(known, checks=checks))
 
     def bound(self, snapshots: Mapping[str, TopicSnapshot], bound: Bound, name: str) -> dict[str, dict[int, int]]:
         """Resolve a start or an end to an offset for every partition; `name` is the option's, for errors."""
@@ -150,13 +156,13 @@ class SnapshotReader:
         except (ConnectionError, TimeoutError) as error:
             raise unreachable(self._options.servers, error) from error
 
-    async def _read(self, known: Offsets, *, begins: bool) -> dict[str, TopicSnapshot]:
+    async def _read(self, known: Offsets, *, checks: bool) -> dict[str, TopicSnapshot]:
         now = self._clock()
         if now - self._asked_at > METADATA_AGE_MAX_S:
             await self._refresh_with_retries()
             self._asked_at = now
         names = [*self._names, *self._unlisted(known)]
-        snapshots = await asyncio.gather(*(self._read_topic(name, known.get(name), begins=begins) for name in names))
+        snapshots = await asyncio.gather(*(self._read_topic(name, known.get(name), checks=checks) for name in names))
         self._began = True
         return {snapshot.topic: snapshot for snapshot in snapshots if snapshot is not None}
 
@@ -208,7 +214,7 @@ class SnapshotReader:
         pattern, others = self._options.pattern, sorted(known.keys() - set(self._names))
         return list(filter(_matcher(pattern), others)) if others and pattern is not None else []
 
-    async def _read_topic(self, name: str, known: TopicOffsets | None, *, begins: bool) -> TopicSnapshot | None:
+    async def _read_topic(self, name: str, known: TopicOffsets | None, *, checks: bool) -> TopicSnapshot | None:
         try:
             return await self._with_retries(
                 name, lambda view: self._snapshot(view, known), is_expected=known is not None
@@ -216,7 +222,7 @@ class SnapshotReader:
         except ApiError as error:
             if error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                 raise
-            if not begins or self._options.pattern is not None:
+            if not checks or known is not None or self._options.pattern is not None:
                 return None
             raise await self._no_such_topic(name) from None
 

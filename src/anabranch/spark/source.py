@@ -51,6 +51,7 @@ from anabranch.spark.plan import (
     TopicSnapshot,
     begun_of,
     extent,
+    is_folded_back,
     keys_within,
     lost_between,
     offsets_from_json,
@@ -306,7 +307,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._own = {GROUP: uuid4().hex[:12]}
         """What is the query's own, unless its offsets say otherwise."""
 
-    def _read_snapshots(self, known: Offsets = NO_OFFSETS, *, begins: bool = False) -> Mapping[str, TopicSnapshot]:
+    def _read_snapshots(
+        self, known: Offsets = NO_OFFSETS, *, begins: bool | None = None
+    ) -> Mapping[str, TopicSnapshot]:
         if self._snapshot_reader is None:
             self._snapshot_reader = SnapshotReader(self.options)
         positions = {topic: each.standing for topic, each in known.items()}
@@ -322,7 +325,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         the topics as they are now is of no interest then, and is refused where they are used.
         """
         try:
-            self._initial = self._to_json(self._first_offsets(), {})
+            self._initial, self._refused = self._to_json(self._first_offsets(), {}), None
         except OptionError as error:
             self._initial, self._refused = self._to_json({}, {}), error
         self._forget_snapshots()
@@ -388,20 +391,19 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the query to the current log ends."""
-        self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots().items()}
+        self._horizon = {topic: dict(snapshot.ends) for topic, snapshot in self._read_snapshots(begins=False).items()}
         self._forget_snapshots()
 
     def _raise_horizon(self, snapshots: Mapping[str, TopicSnapshot], known: Offsets) -> None:
         """Read on to the ends of now where unread records were folded back: their copies lie behind those of then."""
+        assigned = self.options.assign
         for topic, horizon in (self._horizon or {}).items():
-            snapshot, at = snapshots.get(topic), known[topic].standing if topic in known else {}
+            snapshot = snapshots.get(topic)
             if snapshot is None:
                 continue
-            starts = snapshot.starts
-            gone = [p for p, end in horizon.items() if at.get(p, end) < min(end, starts.get(p, end))]
-            if any(map(snapshot.folds_back, gone)):
-                horizon.update({p: max(end, snapshot.ends[p]) for p, end in horizon.items() if p in starts})
-            for partition in horizon.keys() - starts.keys():
+            if is_folded_back(snapshot, known.get(topic), horizon, None if assigned is None else assigned[topic]):
+                horizon.update({p: max(end, snapshot.ends[p]) for p, end in horizon.items() if p in snapshot.ends})
+            for partition in horizon.keys() - snapshot.starts.keys():
                 del horizon[partition]
 
     def _forget_snapshots(self) -> None:

@@ -77,6 +77,19 @@ def test_a_file_that_another_thread_removes_meanwhile_is_no_failure(
     Disk().discard([tmp_path / "gone"])
 
 
+def test_what_cannot_be_renamed_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "DISCARD_SIZE_MAX", 10)
+
+    class FullDisk(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(bytes(50))
+    FullDisk().discard([tmp_path / "a", tmp_path / "b"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_one_thread_discards_all_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log may have thousands of them."""
     monkeypatch.setattr(disk_module, "DISCARD_SIZE_MAX", 10)

@@ -40,6 +40,17 @@ def test_a_layout_that_took_no_record_may_have_another_count_in_later_plans() ->
     assert problems(four, plan(three, {0: (5, 9), 1: (5, 5), 2: (0, 3), 3: (0, 0)})) == []
 
 
+def test_a_layout_whose_records_are_there_may_not_vanish_from_later_plans() -> None:
+    first = look(Lineage.of_ends(1, (1, 2, 3), ({0: 10}, {0: 20, 1: 15})), {0: 20, 1: 15, 2: 0})
+    ends = {0: 10}, {0: 10}, {0: 25, 1: 15, 2: 1}
+    second = look(Lineage.of_ends(1, (1, 1, 3, 4), ends), {0: 30, 1: 15, 2: 1, 3: 0})
+    found = problems(
+        plan(first, {0: (10, 20), 1: (0, 15), 2: (0, 0)}),
+        plan(second, {0: (20, 30), 1: (15, 15), 2: (0, 1), 3: (0, 0)}),
+    )
+    assert any("layout 1 has 2 partitions, and 1 in a later plan" in each for each in found), found
+
+
 def problems(*lines: str) -> list[str]:
     return [each.problem for each in verify_history(lines).problems]
 

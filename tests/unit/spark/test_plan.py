@@ -20,6 +20,7 @@ from anabranch.spark.plan import (
     TopicSnapshot,
     begun_of,
     extent,
+    is_folded_back,
     key_ranges,
     lost_between,
     offsets_from_json,
@@ -540,3 +541,27 @@ def test_the_checker_finds_what_is_wrong_with_a_plan() -> None:
     assert verify(line.replace('["t",0,0,3]', '["t",0,0,2]'))
     assert verify(line.replace('"log_end":{"0":3', '"log_end":{"0":2'))
     assert verify('{"version":99}') == ["this is not a plan of version 3"]
+
+
+@pytest.mark.parametrize(
+    ("known", "assigned", "expected"),
+    [
+        (TopicOffsets({0: 50, 1: 40}, "id", 2, partitions=2), None, True),
+        (TopicOffsets({0: 50, 1: 100}, "id", 2, partitions=2), None, False),
+        # It was added while the query was down, so nothing of it was read.
+        (TopicOffsets({0: 50}, "id", 1, removed={}, partitions=1), None, True),
+        # The query has read it, and does not any more: its position never moves.
+        (TopicOffsets({0: 50}, "id", 2, partitions=2, left={1: 40}), frozenset({0}), False),
+        (TopicOffsets({0: 50, 1: 40}, "another", 2, partitions=2), None, False),
+        (None, None, False),
+    ],
+)
+def test_whether_records_are_folded_back_that_a_query_has_yet_to_read(
+    known: TopicOffsets | None, assigned: frozenset[int] | None, expected: bool
+) -> None:
+    lineage = Lineage.of_ends(1, (1, 2, 1), ({0: 50}, {0: 60, 1: 100}))
+    compacted = frozenset({"compact"})
+    now = TopicSnapshot("t", "id", lineage, {0: 0, 1: 100}, {0: 160, 1: 100}, True, cleanup=compacted, elastic=True)
+    assert is_folded_back(now, known, {0: 60, 1: 100}, assigned) is expected
+    removed = replace(now, starts={0: 0}, ends={0: 160}, removed={1: 100})
+    assert is_folded_back(removed, known, {0: 60, 1: 100}, assigned) is expected

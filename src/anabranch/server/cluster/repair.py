@@ -112,23 +112,24 @@ def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
     if not path.exists():
         return _restoring_steps(directory, found, copied, surveys)
     made = read_tree(path)
-    if made is not None and _is_unfinished(made, [found, copied], directory, surveys):
+    if made is not None and _is_unfinished(made, found, directory, surveys):
         text = f"finish the repair that was interrupted: put {path.name} in the place of {METADATA_FILE}"
         return [Step(text, directory.finish_restoring), *_moving(directory, made.sound, surveys, "it")]
-    text = f"rename {path}, which is damaged or older than {METADATA_FILE}"
+    text = f"rename {path}, which is damaged, or after which {METADATA_FILE} has changed"
     return [
         Step(text, partial(directory.keep_damaged, path)),
         *_restoring_steps(directory, found, copied, surveys),
     ]
 
 
-def _is_unfinished(made: Found, others: Sequence[Found | None], directory: DataDirectory, surveys: Surveys) -> bool:
-    """Whether what a repair has made is later than all else, and has all that is known: nobody has gone on since."""
-    tree, known = made.sound, [other for other in others if other is not None]
-    if made.damaged or _term(tree) < directory.term or any(_changes_of(made) <= _changes_of(each) for each in known):
+def _is_unfinished(made: Found, found: Found | None, directory: DataDirectory, surveys: Surveys) -> bool:
+    """Whether what a repair has made is sound and the latest: no broker has gone on with the metadata since."""
+    if made.damaged or _term(made.sound) < directory.term:
         return False
-    lacks = set(_unknown(surveys, tree))
-    return all(lacks <= set(_unknown(surveys, each.sound)) for each in known)
+    if found is None:
+        return True  # It was renamed already, and no broker starts while the new one is there.
+    is_later = _changes_of(made) > _changes_of(found)
+    return is_later and {*_unknown(surveys, made.sound)} <= {*_unknown(surveys, found.sound)}
 
 
 def _changes_of(found: Found | None) -> int:
@@ -196,7 +197,7 @@ def _restoring(
         text += "; " if text else ""
         text += f"bring {len(changes)} nodes up to the logs: {', '.join(sorted(changes)[:NAMES_SHOWN])}"
     rows = {**tree, **{name: _changed(tree.get(name), name, data) for name, data in changes.items()}}
-    rows[ROOT] = rows[ROOT]._replace(version=number, crc=None)
+    rows[ROOT] = Row(ROOT, number, 0, None, b"")
     write = partial(write_tree, tree=[rows[name] for name in sorted(rows)])
     return [
         Step(text, partial(directory.restore_metadata, write)),
@@ -212,8 +213,8 @@ def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     """Whether the copy has changes that a tree does not have; files of earlier versions tell of most of them only."""
     if copied is None or copied.damaged:
         return False
-    here, there = tree[ROOT].version, _changes_of(copied)
-    if here or there:
+    here, there = tree[ROOT].version if ROOT in tree else -1, _changes_of(copied)
+    if here != there:
         return there > here
     rows = [row for row in copied.sound.values() if not row.session]
     return any(row.path not in tree or row.version > tree[row.path].version for row in rows)

@@ -213,6 +213,7 @@ def _newest(known: Mapping[str, Any]) -> int:
 def _disagreements(topic: str, known: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     # A layout that took no record is forgotten when it ends: it has the count of the one before it then.
     told = {layout for cuts in after["cuts"].values() for layout, _ in cuts} | {_newest(after)}
+    told |= {layout for _, layout in _still_there(known, after)}
     for layout in sorted(told & {*range(max(known["first"], after["first"]), _newest(known) + 1)}):
         counts = known["counts"][layout - known["first"]], after["counts"][layout - after["first"]]
         if counts[0] != counts[1]:
@@ -222,6 +223,21 @@ def _disagreements(topic: str, known: Mapping[str, Any], after: Mapping[str, Any
         for layout, end in cuts:
             if others.get(layout, end) != end:
                 yield f"{topic}-{partition}: layout {layout} ends at {end}, and at {others[layout]} in a later plan"
+    for partition, layout in _still_there(known, after):
+        if layout not in dict(map(tuple, after["cuts"].get(partition, ()))):
+            yield f"{topic}-{partition}: layout {layout} has records, and no end in a later plan"
+
+
+def _still_there(known: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The layouts that have ended in a partition, with records that its log had, and has still in a later plan."""
+    found = []
+    for partition, cuts in known["cuts"].items():
+        begun = known["log_start"].get(partition, 0)
+        for layout, end in cuts:
+            if begun < end and after["log_start"].get(partition, end) < end:
+                found.append((partition, int(layout)))
+            begun = max(begun, end)
+    return found
 
 
 def _informed(known: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -292,6 +292,19 @@ def query_positions(
     return QueryPositions(positions, tuple(losses), left)
 
 
+def is_folded_back(
+    snapshot: TopicSnapshot, known: TopicOffsets | None, ends: Mapping[int, int], assigned: frozenset[int] | None = None
+) -> bool:
+    """Whether records of a topic before these ends are folded back that a query reads and has not read yet."""
+    if known is not None and not known.is_of(snapshot):
+        return False
+    wanted = {p: end for p, end in ends.items() if assigned is None or p in assigned}
+    gone = (
+        p for p, end in wanted.items() if _position(snapshot, known, p, end) < min(end, snapshot.starts.get(p, end))
+    )
+    return any(map(snapshot.folds_back, gone))
+
+
 def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: int, otherwise: int) -> int:
     """Return the next offset of a partition that exists or did exist; `otherwise` where it was not noted."""
     if known is None:

@@ -1,6 +1,7 @@
 """What the files of a log show, read without opening the log: for repairs, of files in any state. Blocks; OSError.
 
-A compacted segment that has no name yet counts as one: what it was made of may be removed, and a start would finish it.
+A compacted segment that has no name yet counts as one where a start would give it its name: what it was made of may be
+removed. Where it does not meet the next one, it is one that an error has left over.
 """
 
 from __future__ import annotations
@@ -47,21 +48,26 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
             newest = max([newest, *(origin(producer_id)[0] for producer_id, _ in ProducerTable.restore(data))])
         except DecodeError:
             damaged.append(snapshots.path(offset))
+    first = min(bases, default=None)
     for base, suffix in (*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)):
         segment = Segment(disk, directory, base, 0, suffix=suffix)
         segment.load()
+        end = base
         with contextlib.suppress(DecodeError):
             for position, header in segment.walk():
+                end = header.next_offset
                 seen = origin(header.producer_id)[0] if header.producer_id >= 0 else -1
                 if seen > newest and _is_sound(segment, position, header):
                     newest = seen
+        if suffix and base < end == min((other for other in (*bases, *swaps) if other >= end), default=end):
+            first = base if first is None else min(first, base)
     for base in reversed(bases):
         segment = Segment(disk, directory, base, 0)
         segment.load()
         if (epoch := _last_epoch(segment)) >= 0:
             latest = max(latest, epoch)  # A power loss may have taken the file of epochs back.
             break
-    return LogSurvey(min((*bases, *swaps), default=None), latest, newest, damaged)
+    return LogSurvey(first, latest, newest, damaged)
 
 
 def _is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:

@@ -196,6 +196,46 @@ def test_repaired_metadata_that_is_not_the_latest_is_put_away(tmp_path: Path, le
     assert repair(data, Disk()) == []
 
 
+async def without_root(path: Path) -> None:
+    """The first transactions are damaged: there is a table, and not even the root in it."""
+    async with living(path) as store:
+        await make_topic(store, "b")
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+
+
+def test_a_tree_without_its_root_is_behind_every_copy(tmp_path: Path) -> None:
+    asyncio.run(without_root(tmp_path))
+    found = 0
+    size = (tmp_path / "data" / f"{METADATA_FILE}-wal").stat().st_size
+    for frame in range((size - 32) // FRAME_SIZE):
+        data = tmp_path / f"{frame}"
+        shutil.copytree(tmp_path / "data", data)
+        damage(data, frame)
+        tree = read_tree(data / METADATA_FILE)
+        found += tree is not None and "/" not in tree.sound
+        repair(data, Disk())
+        tree = read_tree(data / METADATA_FILE)
+        assert tree is not None and nodes.partition_path("b", 0) in tree.sound, frame
+    assert found
+
+
+def test_a_repair_is_finished_where_only_an_older_copy_is_beside_it(tmp_path: Path) -> None:
+    """The copy has a topic that was deleted since, of which there is a log."""
+    asyncio.run(gone_on(tmp_path))
+    data = tmp_path / "data"
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None
+    tree = {path: row for path, row in found.sound.items() if not path.startswith(nodes.topic_path("a"))}
+    write_tree(data / LEFT, [tree[path] for path in sorted(tree)])
+    for suffix in ("", "-wal", "-shm"):
+        (data / f"{METADATA_FILE}{suffix}").unlink(missing_ok=True)
+    assert "finish the repair that was interrupted" in repair(data, Disk())[0]
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None and nodes.partition_path("b", 0) in found.sound
+    assert not (data / UNKNOWN_DIRECTORY / "b-0").exists()
+
+
 async def made_again(path: Path) -> None:
     """The changes are damaged in which a topic was deleted and created again, of which the copy knows."""
     async with living(path) as store:

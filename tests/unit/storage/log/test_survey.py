@@ -74,3 +74,16 @@ def test_a_compacted_segment_without_a_name_counts_as_the_first_one(tmp_path: Pa
         snapshot.unlink()
     found = survey(Disk(), tmp_path / "t-0")
     assert (found.first_base, found.producer_id) == (0, 17)
+
+
+def test_a_compacted_segment_that_does_not_meet_the_next_one_is_left_over(tmp_path: Path) -> None:
+    """What was between them is deleted: a start would refuse it."""
+    log = open_log(tmp_path)
+    for count in (3, 3, 1):
+        log.append(make_batch(count), 0, 0)
+        log.finish_segment(log.end)
+    log.close()
+    oldest, next_one, *_ = sorted((tmp_path / "t-0").glob("*.log"))
+    oldest.rename(oldest.with_name(f"{oldest.name}.swap"))
+    next_one.unlink()
+    assert survey(Disk(), tmp_path / "t-0").first_base == 6
