@@ -512,16 +512,19 @@ class Rules:
         own = self._next_record(topic, partition, first)
         if committed_only:
             return is_open(own) and is_open(max(first, topic.log_start(partition)))
-        return is_open(own) or any(map(is_open, self._dropped(topic, partition, first, own)))
+        told = self._told(group, topic, partition, max(first, topic.log_start(partition)))
+        return is_open(own) or (told is not None and is_open(told))
 
-    def _dropped(self, topic: TopicImage, number: int, begin: int, end: int) -> list[int]:
-        """The offsets that compaction has dropped: one of them may be what a leader has told before as the next record.
+    def _told(self, group: ConsumerGroup, topic: TopicImage, number: int, offset: int) -> int | None:
+        """What the leader has told as the next record, where compaction has dropped it since.
 
         Members that keep to gates stop at the one behind it; those that do not would have come there from it, too.
         """
-        known = self.world.topic_of(topic.topic_id)
+        machine, known = self.world.broker_of(group.group_id).machine, self.world.topic_of(topic.topic_id)
+        gates = None if machine is None else machine.keeper.known(group.group_id)
         log = None if known is None else known.logs.get(number)
-        return [] if log is None else [at for at in range(begin, end) if log.is_compacted_away(at)]
+        told = None if gates is None else gates.standing.next_record((topic.topic_id, number), offset)
+        return None if told is None or log is None or not log.is_compacted_away(told) else told
 
     def _opens(self, group: ConsumerGroup, topic: TopicImage, number: int) -> bool:
         """Whether a position that is written with a hand-out opens a gate for good."""

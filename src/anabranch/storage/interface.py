@@ -364,7 +364,7 @@ Watch = Callable[[str, Change], None]
 
 
 class MetadataStore(Protocol):
-    """One session on the tree, used within one event loop.
+    """One session on the tree, used within one event loop. What the version of the root counts is the store's affair.
 
     Operations take effect in the order in which they were called. Every one of them may raise OSError: then nothing has
     changed. A caller that is cancelled while it awaits a change does not know whether the change is made.
