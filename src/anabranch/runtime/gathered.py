@@ -20,21 +20,24 @@ PIECE_SIZE, END_SIZE = 16, 8
 class Gathered:
     """Bytes in pieces, of which those at the front may have been sent."""
 
-    __slots__ = ("_at", "_count", "_ends", "_holds", "_memory", "_next", "_numbers", "_sent")
+    __slots__ = ("_at", "_count", "_ends_at", "_holds", "_memory", "_next", "_sent", "_size")
 
-    def __init__(self, memory: memoryview, count: int, ends_at: int, holds: object) -> None:
-        """`memory` begins with `count` pieces and has their ends from `ends_at` on; `holds` what they point to."""
+    def __init__(self, memory: memoryview, at: int, count: int, ends_at: int, size: int, holds: object) -> None:
+        """`memory`, at the address `at`, begins with `count` pieces and has their ends from `ends_at` on.
+
+        `size`: the bytes of all pieces; `holds` what they point to.
+        """
         self._memory = memory
-        self._at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._at = at
         self._count = count
-        self._numbers = memory[: PIECE_SIZE * count].cast("q")
-        self._ends = memory[ends_at : ends_at + END_SIZE * count].cast("q")
+        self._ends_at = ends_at
+        self._size = size
         self._holds = holds
         self._next = 0
         self._sent = 0
 
     def __len__(self) -> int:
-        return self._ends[-1] - self._sent if self._count else 0
+        return self._size - self._sent
 
     @property
     def unsent(self) -> tuple[int, int]:
@@ -44,19 +47,21 @@ class Gathered:
     def advance(self, size: int) -> None:
         """Note that so many bytes more are sent."""
         self._sent += size
-        place = self._next = bisect_right(self._ends, self._sent, self._next)
+        ends = self._memory[self._ends_at : self._ends_at + END_SIZE * self._count].cast("q")
+        place = self._next = bisect_right(ends, self._sent, self._next)
         if place < self._count:
-            left = self._ends[place] - self._sent
-            start, whole = self._numbers[2 * place : 2 * place + 2]
-            self._numbers[2 * place] = start + whole - left
-            self._numbers[2 * place + 1] = left
+            numbers = self._memory[: PIECE_SIZE * self._count].cast("q")
+            left = ends[place] - self._sent
+            start, whole = numbers[2 * place : 2 * place + 2]
+            numbers[2 * place] = start + whole - left
+            numbers[2 * place + 1] = left
 
     def joined(self) -> memoryview:
         """Copy the bytes that are not sent into one piece."""
         made = bytearray(len(self))
         if made:
             at = ctypes.addressof(ctypes.c_char.from_buffer(made))
-            numbers = self._numbers[2 * self._next :].tolist()
+            numbers = self._memory[PIECE_SIZE * self._next : PIECE_SIZE * self._count].cast("q").tolist()
             for start, size in zip(numbers[::2], numbers[1::2], strict=True):
                 ctypes.memmove(at, start, size)
                 at += size

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import struct
 import threading
 from functools import lru_cache
 from operator import itemgetter
@@ -47,14 +48,17 @@ from anabranch.runtime import gathered
 from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
-_LENGTH_AT, _ATTRIBUTES_AT, _COUNT_AT = 8, 21, 57
+_FIRST = struct.Struct(">8xi9xH34xi")
+"""What the first batch says of its length, attributes and count."""
 _RECORDS_AT, _RECORDS_END = 2, 3
 _REFERS, _STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28, 29
 _GUIDE_BITS, _NOBODYS, _MIXED = 10, 0xFE, 0xFF
 _PLACE_BITS = 63 - _GUIDE_BITS
 _BACKWARDS = itemgetter(*(int(f"{number:0{_GUIDE_BITS}b}"[::-1], 2) for number in range(1 << _GUIDE_BITS)))
 _CELLS_IN_GROUP_MAX = 8
-_PIECES_AT, _PIECES_END, _OWN_AT, _OWN_END, _ENDS_AT, _TARGET_FIELDS = 5, 6, 8, 9, 11, 13
+_PIECES_AT, _LAST_END, _TARGET_FIELDS = 5, 12, 13
+_REFERRING = struct.Struct(f"={5 * 8}x3q3qqq")
+"""The fields of a target that is given pieces, before it is given any."""
 _DONE, _COMPRESSED, _FULL, _MALFORMED, _DAMAGED = 0, 1, 2, -1, -2
 _SLACK = 64
 _NO_CELL = Cell(1, 0, -1)
@@ -81,6 +85,7 @@ _OWN_PART = 32
 _CRC_PIECES = 1024, 128
 
 _Number = ctypes.c_int64
+_SHEET = struct.Struct(f"={_SHEET_SIZE}q")
 
 
 class _Prepared(NamedTuple):
@@ -115,7 +120,18 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self.sheet = (_Number * _SHEET_SIZE)()
+        self.sheet_at = ctypes.addressof(self.sheet)
+        self.targets: Any = (_Number * _TARGET_FIELDS)()
         self.mapping = _Mapping(mmap.PAGESIZE)
+
+    def blank_targets(self, count: int) -> Any:
+        """Room for the fields of `count` targets, all 0."""
+        size = ctypes.sizeof(_Number) * _TARGET_FIELDS * max(1, count)
+        if ctypes.sizeof(self.targets) < size:
+            self.targets = (_Number * (_TARGET_FIELDS * count))()
+        else:
+            ctypes.memset(self.targets, 0, size)
+        return self.targets
 
 
 class NativeScatter:
@@ -141,11 +157,12 @@ class NativeScatter:
         """As `records.filtering.scatter`."""
         if self._tables is None and selection.targets:
             batches = batches[: _sound(batches)]
-        pass_ = _Pass(self._own, self._shelf, batches, selection, spread, self._tables, load)
+        own = self._own
+        pass_ = _Pass(own, self._shelf, batches, selection, spread, self._tables, load)
         expanded_size = 0
         while True:
-            outcome = self._run(ctypes.addressof(self._own.sheet))
-            position = self._own.sheet[_STOPPED_AT] - pass_.at
+            outcome = self._run(own.sheet_at)
+            position = own.sheet[_STOPPED_AT] - pass_.at
             if outcome == _DONE or (outcome == _DAMAGED and position):
                 break
             if outcome == _DAMAGED:
@@ -184,11 +201,11 @@ class _Pass:
         self.at = self._held.at
         self._prepared = prepared = _prepare(selection)
         self._count = selection.targets
-        self._targets = (_Number * (_TARGET_FIELDS * max(1, self._count)))()
+        self._targets = own.blank_targets(self._count)
         self._parts: list[list[bytes | memoryview | Gathered]] = [[] for _ in range(self._count)]
         self._lent: list[memoryview] = []
-        self._referred: list[memoryview] = []
-        """For each target: its pieces, where they end, and its own bytes."""
+        self._referred: list[tuple[memoryview, int, int]] = []
+        """For each target memory for its pieces, where they end, and its own bytes: its address; where the ends are."""
         self._takes_checksums = tables is None
         self._plain: Any = None
         self._load = load
@@ -198,7 +215,9 @@ class _Pass:
         if self._takes_checksums or not (self._refer() or self._lend()):
             self._regions(self._room)
         factor, shift = _divides_by(spread.initial)
-        own.sheet[:] = [
+        _SHEET.pack_into(
+            own.sheet,
+            0,
             self.at,
             self.at + len(batches),
             0,
@@ -226,7 +245,7 @@ class _Pass:
             bool(self._referred),
             self.at,
             -1,
-        ]
+        )
 
     def _refer(self) -> bool:
         """Have long records stay where they are."""
@@ -247,15 +266,15 @@ class _Pass:
             rooms.append((pieces, -(-own // 8) * 8))
         piece_size = gathered.PIECE_SIZE + gathered.END_SIZE
         memory = self._shelf.take(sum(piece_size * pieces + own for pieces, own in rooms))
+        at, start = _at(memory), 0
         for target, (pieces, own) in enumerate(rooms):
-            start = _at(memory)
-            ends_at = start + gathered.PIECE_SIZE * pieces
-            own_at = ends_at + gathered.END_SIZE * pieces
-            fields = target * _TARGET_FIELDS
-            self._targets[fields + _PIECES_AT : fields + _OWN_END + 1] = [start, ends_at, 0, own_at, own_at + own]
-            self._targets[fields + _ENDS_AT] = ends_at
-            self._referred.append(memory)
-            memory = memory[piece_size * pieces + own :]
+            ends_at = gathered.PIECE_SIZE * pieces
+            own_at, behind = piece_size * pieces, piece_size * pieces + own
+            fields = at, at + ends_at, 0, at + own_at, at + behind, 0, at + ends_at, 0
+            _REFERRING.pack_into(self._targets, target * _REFERRING.size, *fields)
+            self._referred.append((memory[start : start + behind], at, ends_at))
+            start += behind
+            at += behind
         self._regions(2 * max(batch_size, _REFERRED_BATCH_MAX) + HEADER_SIZE + _SLACK)
         return True
 
@@ -310,11 +329,12 @@ class _Pass:
 
     def _drain(self) -> None:
         if self._referred:
-            for target, (memory, parts) in enumerate(zip(self._referred, self._parts, strict=True)):
-                ends_at = self._targets[target * _TARGET_FIELDS + _PIECES_END] - _at(memory)
-                count = (self._targets[target * _TARGET_FIELDS + _PIECES_AT] - _at(memory)) // gathered.PIECE_SIZE
+            for target, (memory, at, ends_at) in enumerate(self._referred):
+                fields = target * _TARGET_FIELDS
+                count = (self._targets[fields + _PIECES_AT] - at) // gathered.PIECE_SIZE
                 if count:
-                    parts.append(gathered.Gathered(memory, count, ends_at, self._held))
+                    size = self._targets[fields + _LAST_END]
+                    self._parts[target].append(gathered.Gathered(memory, at, count, ends_at, size, self._held))
             self._referred = []
             return
         if self._lent:
@@ -379,8 +399,7 @@ def _sound(batches: memoryview) -> int:
 
 def _first(batches: memoryview) -> tuple[int, int, float]:
     """The size of the first batch, as it says, its attributes, and the bytes of a record, on average."""
-    length, count = (int.from_bytes(batches[at : at + 4], "big") for at in (_LENGTH_AT, _COUNT_AT))
-    attributes = int.from_bytes(batches[_ATTRIBUTES_AT : _ATTRIBUTES_AT + 2], "big")
+    length, attributes, count = _FIRST.unpack_from(batches)
     return length + LENGTH_END, attributes, length / max(1, count)
 
 

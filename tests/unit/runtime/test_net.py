@@ -83,6 +83,10 @@ def frame(content: bytes) -> bytes:
     return struct.pack(">i", len(content)) + content
 
 
+def _at(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def scene() -> None:
         await scenario()
@@ -454,7 +458,7 @@ def test_gathered_pieces_arrive_in_order_though_the_socket_is_small() -> None:
         numbers = [number for start, size in pieces for number in (at + start, size)]
         ends = list(accumulate(size for _, size in pieces))
         memory = memoryview(bytearray(struct.pack(f"={3 * len(pieces)}q", *numbers, *ends)))
-        whole = Gathered(memory, len(pieces), 16 * len(pieces), source)
+        whole = Gathered(memory, _at(memory), len(pieces), 16 * len(pieces), ends[-1], source)
         wanted = b"".join(content[start : start + size] for start, size in pieces)
         assert len(whole) == len(wanted)
         assert whole.joined() == wanted
@@ -488,7 +492,7 @@ def test_pieces_of_a_file_that_is_cut_while_they_wait_end_the_connection_and_not
             ends = list(accumulate([size] * count))
             memory = memoryview(bytearray(struct.pack(f"={3 * count}q", *numbers, *ends)))
             peer, other = Peer(), Peer()
-            peer.channel.write([Gathered(memory, count, 16 * count, mapping), b"tail"])
+            peer.channel.write([Gathered(memory, _at(memory), count, 16 * count, ends[-1], mapping), b"tail"])
             assert peer.channel.unsent > 2 * size
             file.truncate(size)
             got = bytearray()

@@ -41,7 +41,7 @@ from anabranch.records.kernels.memory import (
     copy_32,
     copy_64,
     i64,
-    prefetch_to_read,
+    prefetch_to_read_later,
     put8,
     put32,
     put64,
@@ -94,8 +94,8 @@ _LOW_31 = 0x7FFF_FFFF
 _ENDS = 0x8080_8080_8080_8000 - (1 << 64)
 """The highest bits of eight bytes, but of the first one, which holds attributes."""
 _GUIDE_MASK = (1 << GUIDE_BITS) - 1
-_AHEAD = 2048
-"""Bytes that are brought near before they are read."""
+_AHEAD, _AHEAD_MAX = 2048, 128 * 1024
+"""Bytes that are brought near before they are read: of the next batch, where this one is near since its checksum."""
 _LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
 _COUNT_SHIFT = 8 * (_COUNT_AT - CRC_FROM - LATE_AT)
 
@@ -424,13 +424,14 @@ def scatter(sheet: int) -> int:
                 target += TARGET_SIZE
         if not whole:
             ahead = record
+            distance = min(max(records_end - record, _AHEAD), _AHEAD_MAX) if is_checked else _AHEAD
             for _ in range(count):
                 length, body = _number(record, records_end)
                 if body > records_end or length < 1 or length > records_end - body:
                     return MALFORMED
                 record_end = body + length
                 while ahead < record_end:
-                    prefetch_to_read(ahead + _AHEAD)
+                    prefetch_to_read_later(ahead + distance)
                     ahead += 64
                 field, key_size = _key_of(body, record_end, records_end)
                 if field > record_end:
