@@ -6,7 +6,8 @@ CRC-32C of these three to each line; version 0 is read too. The files are replac
 goes back by itself, so a saved value may be older than the truth, never ahead of it.
 
 A damaged line concerns its log only. A lost recovery point has a log checked from its start; a log whose start is lost
-is offline, for its records below the true start are deleted. A damaged file is renamed before it is written again.
+is offline, for its records below the true start are deleted. A damaged file is copied before it is written again: at
+each moment there is one, with all that is sound of it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import is_whole
 from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
-from anabranch.storage.log.damage import keep_damaged
+from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_bytes
 
 logger = logging.getLogger("anabranch.storage.checkpoints")
 
@@ -31,6 +32,7 @@ RECOVERY_POINTS_FILE = "recovery-point-offset-checkpoint"
 SYNCED_FILE = "synced-offset-checkpoint"
 _FILES = (LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE)
 _STARTS, _POINTS, _SYNCED = range(3)
+_UPPER = _POINTS, _SYNCED
 WITHOUT_CHECKSUMS, VERSION = "0", "1"
 _LINES_AT_ONCE = 1_000
 
@@ -89,6 +91,10 @@ class Checkpoints:
         """Whether those of new logs are."""
         self._changes = [0] * len(_FILES)
         self._saved = [0] * len(_FILES)
+        self._lowered: dict[tuple[int, str], int] = {}
+        """The offsets that files may have higher than they are, and the changes since which they are lower."""
+        self._kept = [False] * len(_FILES)
+        """Whether a damaged file is kept already, beside the one that is written."""
         self._change = threading.Lock()
         self._save = threading.Lock()
 
@@ -143,9 +149,16 @@ class Checkpoints:
                 if offset is not None and self._known[index].get(name) != offset:
                     if index == _STARTS:
                         self._hold(name)
+                    self._changes[index] += 1
+                    if self._known[index].get(name, offset) > offset:
+                        self._lowered[index, name] = self._changes[index]
                     self._known[index][name] = offset
                     self._stale[index][name] = None
-                    self._changes[index] += 1
+
+    def go_above(self, name: str, offset: int) -> bool:
+        """Whether the log `name` is noted, or was and may be in the files, as synced above an offset."""
+        with self._change:
+            return any((self._known[at].get(name) or 0) > offset or (at, name) in self._lowered for at in _UPPER)
 
     def forget(self, name: str) -> None:
         """Forget a deleted log; `save` makes it durable."""
@@ -190,6 +203,7 @@ class Checkpoints:
                     if index in due:
                         self._replace(index, due[index].lines)
                         self._saved[index] = due[index].changes
+                        self._forget_lowered(index)
             except OSError:
                 with self._change:
                     self._held = {**self._held, **taken}
@@ -201,9 +215,19 @@ class Checkpoints:
 
     def _replace(self, index: int, lines: list[str]) -> None:
         path = self._paths[index]
-        if self._damage[index] is not None and self._disk.exists(path):
-            logger.error("%s is kept as %s", path, keep_damaged(self._disk, path).name)
+        if self._damage[index] is not None and not self._kept[index] and self._disk.exists(path):
+            away, file = aside(self._disk, path, DAMAGED_SUFFIX), self._disk.open(path)
+            if file.size():
+                keep_bytes(self._disk, file, 0, file.size(), away)
+                logger.error("%s is kept as %s", path, away.name)
+        self._kept[index] = True
         self._disk.replace(path, _text(lines))
+
+    def _forget_lowered(self, index: int) -> None:
+        with self._change:
+            for (at, name), changes in list(self._lowered.items()):
+                if at == index and changes <= self._saved[index]:
+                    del self._lowered[at, name]
 
     def _write_lines(self) -> None:
         """Write most of the lines that are to be written anew; nobody else waits for long."""

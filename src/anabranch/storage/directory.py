@@ -6,6 +6,7 @@ recovery-point-offset-checkpoint  log-start-offset-checkpoint  synced-offset-che
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ from pathlib import Path
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import BatchHeader
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, OddFileError
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
@@ -67,6 +68,10 @@ class DataDirectory:
         self._disk = disk
         self._doomed = itertools.count()
         self._boot = disk.boot_id()
+        self._unread: set[str] = set()
+        """Logs that the disk kept from being opened: what a power loss did to them is not known yet."""
+        self._others_read = False
+        """Whether all other logs were recovered."""
         self._spent = False
         """Whether the reserve was given up since this start."""
         self._reserving = threading.Lock()
@@ -122,16 +127,29 @@ class DataDirectory:
         """Whether the machine is known to have been restarted since the logs were written, or cannot be known."""
         return self._boot is None or self._boot_before not in (None, self._boot)
 
-    @property
-    def _power_lost(self) -> bool:
-        """Whether unsynced bytes of the logs may be missing in any order."""
-        return self._boot is None or self._boot_before != self._boot
+    def _has_lost_power(self, name: str) -> bool:
+        """Whether unsynced bytes of the log `name` may be missing in any order."""
+        if self._boot is None or self._boot_before == self._boot:
+            return self._boot is None
+        return not self._others_read or name in self._unread
 
     def recovered(self) -> None:
-        """Note that all logs were recovered: a crash from now on loses no bytes, unless the machine is restarted."""
-        if self._boot is not None and self._boot != self._boot_before:
+        """Note that all logs were recovered: a crash from now on loses no bytes, unless the machine is restarted.
+
+        That is durable once those were, too, that the disk kept from being opened. Blocks; OSError.
+        """
+        self._others_read = True
+        if self._boot is not None and self._boot != self._boot_before and not self._unread:
             self._disk.replace(self.path / BOOT_FILE, self._boot)
             self._boot_before = self._boot
+
+    def _read_at_last(self, name: str) -> None:
+        """Note that a log is no longer one that the disk keeps from being opened. Blocks."""
+        if name in self._unread:
+            self._unread.discard(name)
+            if self._others_read:
+                with contextlib.suppress(OSError):  # Then the next start takes the power for lost once more.
+                    self.recovered()
 
     def identity(self, new: Identity) -> Identity:
         """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
@@ -208,13 +226,13 @@ class DataDirectory:
 
     def move_away(self, partition: TopicPartition) -> None:
         """Move a closed log out of the way, with all its files. Blocks; OSError."""
+        self.checkpoints.forget(str(partition))
+        self.checkpoints.save()  # First: a log that is made again must not find what was noted of this one.
         parent = self.path / UNKNOWN_DIRECTORY
         self._disk.make_directory(parent)
         self._disk.rename(self.log_path(partition), aside(self._disk, parent / str(partition), ""))
         self._disk.sync_directory(parent)
         self._disk.sync_directory(self.path)
-        self.checkpoints.forget(str(partition))
-        self.checkpoints.save()
 
     def restore_metadata(self, write: Callable[[Path], None]) -> None:
         """Put the metadata in place that `write` writes durably; what was there is renamed. Blocks; OSError.
@@ -249,19 +267,27 @@ class DataDirectory:
         commits: GroupCommit | None = None,
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
-        note_is_damaged = check_finding(self._disk, self.log_path(partition))
-        log = LocalLog.open(
-            self.log_path(partition),
-            config,
-            disk=self._disk,
-            start_offset=start_offset,
-            visit=visit,
-            checkpoints=self.checkpoints,
-            commits=commits,
-            power_lost=self._power_lost,
-        )
+        name = str(partition)
+        power_lost = self._has_lost_power(name)
+        try:
+            note_is_damaged = check_finding(self._disk, self.log_path(partition))
+            log = LocalLog.open(
+                self.log_path(partition),
+                config,
+                disk=self._disk,
+                start_offset=start_offset,
+                visit=visit,
+                checkpoints=self.checkpoints,
+                commits=commits,
+                power_lost=power_lost,
+            )
+        except OSError as error:
+            if power_lost and not isinstance(error, OddFileError):
+                self._unread.add(name)
+            raise
         if note_is_damaged:
             check_all(log)
+        self._read_at_last(name)
         return log
 
     def has_log(self, partition: TopicPartition) -> bool:
@@ -293,6 +319,7 @@ class DataDirectory:
         for partition in partitions:
             name = str(partition)
             self.checkpoints.forget(name)
+            self._read_at_last(name)
             if name in there:
                 found.append(partition)
         self.checkpoints.save()

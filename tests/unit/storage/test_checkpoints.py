@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,8 @@ def test_a_log_start_that_is_lost_is_refused_and_the_damaged_file_is_kept(tmp_pa
     checkpoints.record("a-0", log_start=3)
     checkpoints.save()
     assert Checkpoints(Disk(), tmp_path).log_start("a-0") == 3
-    assert (tmp_path / f"{LOG_STARTS_FILE}.damaged").read_bytes() == text.encode("latin-1")
+    kept = [path.read_bytes() for path in tmp_path.glob(f"{LOG_STARTS_FILE}*.damaged")]
+    assert kept == ([text.encode("latin-1")] if text else [])
 
 
 class _KilledError(Exception):
@@ -234,3 +236,58 @@ def _offsets(path: Path) -> str:
 
 def _refuse(fd: int) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_damaged_file_is_kept_once_and_at_each_moment_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    for name in ("a-0", "b-0"):
+        checkpoints.record(name, log_start=3, recovery_point=6, synced=6)
+    checkpoints.save()
+    path = tmp_path / LOG_STARTS_FILE
+    damaged = path.read_bytes().replace(b"a 0 3", b"a 0 7")
+    path.write_bytes(damaged)
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    replace, seen = Disk.replace, list[Path]()
+
+    def replaced(self: Disk, file: Path, data: bytes) -> None:
+        assert file.exists(), "a kill would leave no log with a start that is known"
+        seen.append(file)
+        replace(self, file, data)
+
+    monkeypatch.setattr(Disk, "replace", replaced)
+    for start in (4, 5, 6):
+        checkpoints.record("b-0", log_start=start)
+        checkpoints.save()
+    assert seen == [path] * 3
+    (kept,) = tmp_path.glob("*.damaged")
+    assert kept.read_bytes() == damaged
+    again = Checkpoints(Disk(), tmp_path)
+    assert again.log_start("b-0") == 6
+    with pytest.raises(CheckpointError):
+        again.log_start("a-0")
+
+
+def test_an_offset_that_may_be_higher_in_the_file_is_above_until_it_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(Disk(), tmp_path)
+    checkpoints.record("a-0", synced=6)
+    checkpoints.save()
+    assert checkpoints.go_above("a-0", 5)
+    assert not checkpoints.go_above("a-0", 6)
+    assert not checkpoints.go_above("b-0", 0)
+    checkpoints.record("a-0", synced=4)
+    assert checkpoints.go_above("a-0", 4)
+
+    def refuse(self: Disk, file: Path, data: bytes) -> None:
+        assert checkpoints.go_above("a-0", 4), "it is not in the file yet"
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch, contextlib.suppress(OSError):
+        patch.setattr(Disk, "replace", refuse)
+        checkpoints.save()
+    assert checkpoints.go_above("a-0", 4)
+    checkpoints.save()
+    assert not checkpoints.go_above("a-0", 4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,8 +10,18 @@ import pytest
 
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
-from anabranch.runtime.disk import Disk
-from anabranch.storage.directory import RESERVE_SIZE, DataDirectory, DirectoryInUseError, Identity
+from anabranch.runtime.disk import Disk, File
+from anabranch.storage.directory import (
+    RESERVE_SIZE,
+    UNKNOWN_DIRECTORY,
+    DataDirectory,
+    DirectoryInUseError,
+    Identity,
+)
+from anabranch.storage.log.config import LogConfig
+from tests.support.batches import make_batch
+
+TOPIC = TopicPartition("t", 0)
 
 
 def test_a_directory_in_use_is_refused_with_who_holds_it(tmp_path: Path) -> None:
@@ -106,4 +117,76 @@ def test_a_broker_that_never_had_a_reserve_makes_none_on_a_nearly_full_disk(tmp_
     directory = DataDirectory(tmp_path, disk)
     directory.keep_reserve()
     assert not (tmp_path / "reserve").exists()
+    directory.release()
+
+
+class BadDisk(Disk):
+    """A disk of a machine that was started again, which opens no batches while it refuses."""
+
+    def __init__(self, boot: bytes, *, refuses: bool = False) -> None:
+        super().__init__()
+        self.boot = boot
+        self.refuses = refuses
+
+    def boot_id(self) -> bytes:
+        return self.boot
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        if self.refuses and path.suffix == ".log":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return super().open(path, create=create)
+
+
+def test_a_power_loss_is_one_for_a_log_that_could_not_be_read_at_first(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, BadDisk(b"1"))
+    directory.recovered()
+    log = directory.open_log(TOPIC, LogConfig())
+    log.append(make_batch(1), 0, 0)
+    log.flush()
+    synced = log.size
+    for _ in range(3):
+        log.append(make_batch(1, b"v" * 5_000), 0, 0)
+    directory.checkpoints.save()
+    directory.release()
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    data = bytearray(file.read_bytes())
+    data[synced + 200 : synced + 4_000] = bytes(3_800)  # Nobody was told of these records.
+    file.write_bytes(data)
+    disk = BadDisk(b"2", refuses=True)
+    directory = DataDirectory(tmp_path, disk)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            directory.open_log(TOPIC, LogConfig())
+        directory.recovered()
+        directory.release()
+        directory = DataDirectory(tmp_path, disk)
+    with pytest.raises(OSError, match="Input/output error"):
+        directory.open_log(TOPIC, LogConfig())
+    directory.recovered()
+    disk.refuses = False
+    assert directory.open_log(TOPIC, LogConfig()).end == 1
+    directory.release()
+    directory = DataDirectory(tmp_path, disk)
+    assert not directory.machine_restarted, "all logs were read since"
+    directory.release()
+
+
+def test_a_kill_while_a_log_is_moved_away_leaves_no_offsets_for_one_that_is_made_again(tmp_path: Path) -> None:
+    class DyingDisk(Disk):
+        def rename(self, old: Path, new: Path) -> None:
+            super().rename(old, new)
+            if new.parent.name == UNKNOWN_DIRECTORY:
+                raise KeyboardInterrupt
+
+    directory = DataDirectory(tmp_path, DyingDisk())
+    log = directory.open_log(TOPIC, LogConfig())
+    log.append(make_batch(3), 0, 0)
+    log.close()
+    directory.checkpoints.save()
+    with pytest.raises(KeyboardInterrupt):
+        directory.move_away(TOPIC)
+    directory.release()
+    directory = DataDirectory(tmp_path, Disk())
+    assert directory.logs() == []
+    assert directory.open_log(TOPIC, LogConfig()).end == 0
     directory.release()

@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from anabranch.runtime.disk import Disk
+from anabranch.storage.log.recovery import remove_covered
 from anabranch.storage.log.segment import Segment
 
 logger = logging.getLogger("anabranch.storage.log")
@@ -88,6 +89,11 @@ class DroppedSegments:
     def _remove(self, segments: Collection[Segment]) -> None:
         for segment in segments:
             try:
+                if not segment.is_named:  # What it was made of may be there still; a start takes it for deleted, too.
+                    with self._file:
+                        if self._closed:
+                            return
+                        remove_covered(self._disk, segment.path.parent, [(segment.base_offset, segment.end)])
                 for path in segment.paths:
                     with self._file:
                         if self._closed:

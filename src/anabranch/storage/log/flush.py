@@ -7,9 +7,10 @@ synced along the way; an index that cannot be stored makes the log slower, not l
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk, File
@@ -97,14 +98,27 @@ def plan_flush(
     return flush, left
 
 
-def write_tail_again(segments: Iterable[Segment], start: int) -> int | None:
-    """Have the kernel write the batches from the offset `start` on once more; the offset of the first damaged one."""
+class Cut(NamedTuple):
+    """Where a log is to end: what lies there is not read, it may be damaged."""
+
+    offset: int
+    position: int
+    """In the segment that holds the offset."""
+
+
+def tail_to_cut(segments: Sequence[Segment], synced: int, *, is_seen: bool) -> Cut | None:
+    """Where to cut a log from `synced` on, which is in the first of these segments, as no sync of it has succeeded.
+
+    What readers may have seen is not taken back: the kernel is made to write it again, up to the first damaged batch.
+    """
+    if not is_seen:
+        return Cut(synced, segments[0].position_at(synced))
     for segment in segments:
         if segment.created:
-            sound, tail = _write_again(segment, max(start, segment.base_offset))
+            sound, tail = _write_again(segment, max(synced, segment.base_offset))
             if tail.reason is not None:
                 logger.warning("%s: position %d: %s", segment.path, tail.size, tail.reason)
-                return sound
+                return Cut(sound, tail.size)
     return None
 
 
@@ -117,5 +131,5 @@ def _write_again(segment: Segment, start: int) -> tuple[int, Tail]:
         segment.file.write(segment.file.read(header.size, position), position)
         sound = header.next_offset
 
-    tail = scan(segment.file, segment.locate(start), segment.size, start, rewrite)
+    tail = scan(segment.file, segment.position_at(start), segment.size, start, rewrite)
     return sound, tail

@@ -29,7 +29,7 @@ from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.dropped import DroppedSegments
 from anabranch.storage.log.epochs import LeaderEpochs
 from anabranch.storage.log.errors import OfflineLogError, OffsetOutOfRangeError
-from anabranch.storage.log.flush import Flush, plan_flush, write_tail_again
+from anabranch.storage.log.flush import Flush, plan_flush, tail_to_cut
 from anabranch.storage.log.home import LogHome
 from anabranch.storage.log.recovery import epochs_of_batches, recover
 from anabranch.storage.log.retention import retained_from
@@ -355,12 +355,9 @@ class LocalLog:
             self._tried_at_ms = now_ms
         self._doubtful_end = max(self._doubtful_end, self.end)
         first, epoch = self._segments.index_of(self.flushed), self.epochs.latest
-        if self.high_watermark == self.flushed:
-            self.truncate(self.flushed)
-        else:
-            sound = write_tail_again(self._segments[first:], self.flushed)
-            if sound is not None:
-                self.truncate(sound)
+        cut = tail_to_cut(self._segments[first:], self.flushed, is_seen=self.high_watermark > self.flushed)
+        if cut is not None:
+            self.truncate(*cut)
         self.epochs.start(epoch, self.end)
         for segment in self._segments[first:]:
             if segment.created:
@@ -446,6 +443,8 @@ class LocalLog:
 
     def delete_before(self, offset: int) -> None:
         """Move the log start to `offset`, durably, and drop the segments below it, but not yet their files."""
+        if self._failure is not None:
+            self._resume(None)  # A cut that is half done must be whole before anything else changes the segments.
         if not self.log_start <= offset <= self.high_watermark:
             raise OffsetOutOfRangeError(
                 f"Records before offset {offset} cannot be deleted from {self.directory.name}: it has "
@@ -474,11 +473,6 @@ class LocalLog:
         self.epochs.truncate_before(self.log_start)
         if self.epochs.entries != before:
             self._home.epochs_file.outdated()
-
-    def _remove(self, segment: Segment) -> None:
-        self._segments.forget_open(segment)
-        self._late_indexes = [other for other in self._late_indexes if other is not segment]
-        self._disk.discard(segment.remove())
 
     async def remove_dropped(self) -> None:
         """As `PartitionLog.remove_dropped`."""
@@ -512,31 +506,33 @@ class LocalLog:
         self._note_checkpoint()
         return 0
 
-    def truncate(self, offset: int) -> None:
+    def truncate(self, offset: int, position: int | None = None) -> None:
         """Cut the log so that it ends at `offset`, or at the start of the batch that holds it, but not below its start.
 
+        `position`: where the batch at `offset` begins, if that is known; then it is not read.
         Blocks; after an OSError the cut may be half done, and can be done again.
         """
         index = self._segments.index_of(offset)
         segment = self._segments[index]
-        position = segment.locate(offset) if segment.size else 0
         end = max(min(segment.end, offset), segment.base_offset)
-        if position < segment.size:
-            end = segment.header_at(position).base_offset
+        if position is None:
+            position = segment.locate(offset) if segment.size else 0
+            if position < segment.size:
+                end = segment.header_at(position).base_offset
         if end < self.log_start:
             index, position, end = 0, 0, self.log_start
         self.end = end
         self.flushed = min(self.flushed, end)
         self._seen = min(self._seen, end)
         self._generation += 1
-        if max(self._points.recovery_point(self._name) or 0, self._points.synced(self._name) or 0) > self.flushed:
+        if self._points.go_above(self._name, self.flushed):
             self.checkpoint()
         while len(self._segments) > index + 1:
-            self._remove(self._segments.pop())
+            self._disk.discard(self._segments.remove_newest())
         segment = self._segments[index]
         if position == 0 and end != segment.base_offset:
             self.dropped.remove_at_once()  # Or the newest file that is left would end below the log start.
-            self._remove(self._segments.pop())
+            self._disk.discard(self._segments.remove_newest())
             self._add_segment()
         elif position < segment.size or segment.sealed:
             segment.truncate(position, end)

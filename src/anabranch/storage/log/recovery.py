@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -128,7 +128,9 @@ def recover(
             opening.set_aside(later)
             break
     segments, end = opening.segments, opening.end
-    if end < start and floor <= start and (power_lost or not any(segment.size for segment in segments)):
+    # A file of deleted records may be left that could not be removed, with none behind it.
+    may_be_below = power_lost or known.synced is not None or not any(segment.size for segment in segments)
+    if end < start and floor <= start and may_be_below:
         opening.set_aside([segment.base_offset for segment in segments])
         segments, end = [], start
     if end < max(floor, start):
@@ -265,7 +267,9 @@ class _Opening:
         tail = scan(segment.file, checked, segment.size, segment.end, found, gaps=self.gaps)
         self.end = segment.end
         reason = tail.reason
-        if reason is None and later and later[0] != self.end:
+        if later and later[0] == self.end:
+            reason = None  # Bytes behind are of an append that failed: no offset of theirs was given.
+        elif later and reason is None:
             reason = f"it ends at offset {self.end}, the next file begins at {later[0]}"
         if reason is not None:
             self._end_or_refuse(segment, tail.size, reason, later)
@@ -429,6 +433,12 @@ def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int], start:
     _replace_by_swap(disk, directory, base, replaced)
     bases.difference_update(replaced)
     bases.add(base)
+
+
+def remove_covered(disk: Disk, directory: Path, ranges: Sequence[tuple[int, int]]) -> None:
+    """Remove the segments whose offsets others have, durably; may be interrupted and done again. Blocks; OSError."""
+    bases = [base for name in disk.names(directory) if (base := base_of(name)) is not None]
+    remove_replaced(disk, directory, [base for base in bases if any(start <= base < end for start, end in ranges)])
 
 
 def remove_replaced(disk: Disk, directory: Path, replaced: list[int]) -> None:

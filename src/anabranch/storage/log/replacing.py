@@ -29,7 +29,7 @@ from anabranch.storage.log.batch_files import source_of
 from anabranch.storage.log.cleaner import Cleaned, CleanedGroup
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.marks import Mark, load_marks, note_clean
-from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, base_of, remove_replaced
+from anabranch.storage.log.recovery import CLEANED_SUFFIX, SWAP_SUFFIX, remove_covered
 from anabranch.storage.log.segment import Segment, path_of
 
 Work = Callable[[], None]
@@ -79,7 +79,7 @@ def resuming(log: LocalLog) -> Generator[Work, None, int]:
 def _give_names(log: LocalLog, segments: Sequence[Segment]) -> Generator[Work, None, None]:
     """Remove what new segments, which are in the log, replace, and give their files the names."""
     disk, directory = log.disk, log.directory
-    yield partial(_remove_covered, disk, directory, [(segment.base_offset, segment.end) for segment in segments])
+    yield partial(remove_covered, disk, directory, [(segment.base_offset, segment.end) for segment in segments])
     try:
         for segment in segments:
             if segment in log.segments:
@@ -90,12 +90,6 @@ def _give_names(log: LocalLog, segments: Sequence[Segment]) -> Generator[Work, N
         for segment in segments:
             if segment in log.segments and segment.is_named:
                 segment.index.move(Segment(disk, directory, segment.base_offset, 0).index.paths)
-
-
-def _remove_covered(disk: Disk, directory: Path, ranges: Sequence[tuple[int, int]]) -> None:
-    """Remove the segments whose offsets others have, durably; may be interrupted and done again. Blocks; OSError."""
-    bases = [base for name in disk.names(directory) if (base := base_of(name)) is not None]
-    remove_replaced(disk, directory, [base for base in bases if any(start <= base < end for start, end in ranges)])
 
 
 class _Replacing:

@@ -112,6 +112,7 @@ class Segment:
         "_index",
         "_index_interval",
         "_indexed_to",
+        "_leftover",
         "_recent_offsets",
         "_recent_positions",
         "_suffix",
@@ -151,6 +152,8 @@ class Segment:
         self._index_interval = index_interval
         self._file: File | None = None
         self._indexed_to = 0
+        self._leftover = False
+        """Whether bytes of an append that failed may lie behind the end: a later one must not cover a part of them."""
         self._recent_offsets = _NOTHING
         self._recent_positions = _NOTHING
 
@@ -253,14 +256,19 @@ class Segment:
     def append(self, data: bytes | bytearray | memoryview) -> None:
         """Write batches at the end; `note` each of them afterwards. After an error the segment is unchanged."""
         file = self._file or self.file
+        if self._leftover:
+            file.truncate(self.size)
+            self._leftover = False
         if self.owner is not None:
             self.owner.lately_used = True
         self.unsynced = True
         try:
             file.write(data, self.size)
         except OSError:
-            with contextlib.suppress(OSError):  # Bytes behind the end are overwritten, or cut by recovery.
+            try:
                 file.truncate(self.size)
+            except OSError:
+                self._leftover = True
             raise
         self.size += len(data)
 
@@ -306,12 +314,20 @@ class Segment:
         if self.created:
             self.file.truncate(size)
         self.size, self.end, self.sealed = size, end, False
+        self._leftover = False
         try:
             self._restore_from_index()
         except DecodeError:
             self.rebuild_index()
 
     # -- reading -------------------------------------------------------------------------------------------------
+
+    def position_at(self, offset: int) -> int:
+        """The position where the batches below `offset` end, of a segment without gaps. Nothing is read there."""
+        if offset <= self.base_offset:
+            return 0
+        position = self.locate(offset - 1)
+        return position + self.header_at(position).size
 
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size without one."""

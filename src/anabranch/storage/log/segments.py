@@ -26,6 +26,8 @@ from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.segment import Segment
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anabranch.runtime.disk import File
     from anabranch.runtime.syncs import Told
     from anabranch.storage.log.open_files import OpenFiles
@@ -112,6 +114,15 @@ class Segments(list[Segment]):
         segment.owner = self._sharing
         self.append(segment)
         return segment
+
+    def remove_newest(self) -> list[Path]:
+        """Take the newest segment out, and return its files, which are to be discarded.
+
+        After an OSError it is in the log still, and can be removed again.
+        """
+        doomed = self[-1].remove()
+        self.forget_open(self.pop())
+        return doomed
 
     def share(self, files: OpenFiles, commit_then: Callable[[Told], None]) -> None:
         """Share the room for open files from now on; `commit_then` syncs the log."""

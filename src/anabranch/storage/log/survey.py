@@ -1,13 +1,14 @@
 """What the files of a log show, read without opening the log: for repairs, of files in any state. Blocks; OSError.
 
 A compacted segment that has no name yet counts as one where a start would give it its name: what it was made of may be
-removed. Where it does not meet the next one, it is one that an error has left over.
+removed. One that is damaged counts, too: it may be restored. Where it is sound and does not meet the next one, it is
+one that an error has left over.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,22 +53,33 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     for base, suffix in (*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)):
         segment = Segment(disk, directory, base, 0, suffix=suffix)
         segment.load()
-        end = base
         with contextlib.suppress(DecodeError):
             for position, header in segment.walk():
-                end = header.next_offset
                 seen = origin(header.producer_id)[0] if header.producer_id >= 0 else -1
                 if seen > newest and _is_sound(segment, position, header):
                     newest = seen
-        if suffix and base < end == min((other for other in (*bases, *swaps) if other >= end), default=end):
+        if suffix and not _is_left_over(segment, (*bases, *swaps)):
             first = base if first is None else min(first, base)
-    for base in reversed(bases):
-        segment = Segment(disk, directory, base, 0)
+    files = sorted([*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)])
+    for base, suffix in reversed(files):
+        segment = Segment(disk, directory, base, 0, suffix=suffix)
         segment.load()
         if (epoch := _last_epoch(segment)) >= 0:
             latest = max(latest, epoch)  # A power loss may have taken the file of epochs back.
             break
     return LogSurvey(first, latest, newest, damaged)
+
+
+def _is_left_over(swap: Segment, begins: Iterable[int]) -> bool:
+    """Whether a compacted segment without a name is sound, and no segment begins where it ends."""
+    end = swap.base_offset
+
+    def visit(_: int, header: BatchHeader) -> None:
+        nonlocal end
+        end = header.next_offset
+
+    reason = scan(swap.file, 0, swap.size, swap.base_offset, visit, gaps=True).reason
+    return reason is None and swap.base_offset < end != min((other for other in begins if other >= end), default=end)
 
 
 def _is_sound(segment: Segment, position: int, header: BatchHeader) -> bool:

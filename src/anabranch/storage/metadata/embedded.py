@@ -214,6 +214,8 @@ class _Database:
             if last or self._connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 table.check(self._connection)  # Before anything in the file is changed.
             self._form = table.make(self._connection)
+            self._made = self._row(ROOT).version
+            """The changes that the tree has seen. Its root is not read again: a damaged one must hold up no change."""
             self.session = last + 1
             self._connection.execute(f"PRAGMA user_version = {self.session}")
         except UNREADABLE as error:
@@ -278,7 +280,8 @@ class _Database:
                     else:
                         changes += self._perform(operation, lasting)
                 if changes:
-                    self._give(self._row(ROOT), b"")
+                    self._execute(self._form.update, *self._form.updated(ROOT, self._made + 1, 0, b""))
+            self._made += bool(changes)
             self.changes += 1
         return version, changes
 

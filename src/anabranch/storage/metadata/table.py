@@ -209,17 +209,23 @@ class Found:
     damaged: dict[str, Row]
     """Those that do not fit their checksums."""
     is_cut: bool = False
-    """Whether the write-ahead log is damaged: the nodes are as they were before its last transactions."""
+    """Whether the write-ahead log is damaged."""
+    is_whole: bool = True
+    """Whether all changes are there; if not, the nodes are as they were before the last transactions."""
 
 
-def read_tree(path: Path) -> Found | None:
-    """Read all nodes of a file that no broker uses; None where it is missing, empty or no sound database. Blocks."""
+def read_tree(path: Path, *, power_lost: bool = False) -> Found | None:
+    """Read all nodes of a file that no broker uses; None where it is missing, empty or no sound database. Blocks.
+
+    None, too, where the write-ahead log is damaged, and the file may have some changes of those that are lost.
+    `power_lost`: the machine was restarted since the file was in use.
+    """
     if not (path.exists() and path.stat().st_size):
         return None
     try:
         check_log(path)
     except UNREADABLE:
-        return _read_cut(path)
+        return _read_cut(path, power_lost=power_lost)
     return _read(path)
 
 
@@ -237,19 +243,24 @@ def _read(path: Path) -> Found | None:
     return found
 
 
-def _read_cut(path: Path) -> Found | None:
+def _read_cut(path: Path, *, power_lost: bool) -> Found | None:
     """Read a file whose write-ahead log is damaged, elsewhere: opened, it would look sound from then on."""
     import shutil
     import tempfile
 
+    from anabranch.storage.metadata import wal
+
+    remains = wal.remains(path, index_is_old=power_lost)
+    if remains is wal.Remains.NOTHING:
+        return None
     with tempfile.TemporaryDirectory(prefix="anabranch-") as name:
         other = Path(name) / path.name
-        for suffix in ("", "-wal"):
+        for suffix in ("", "-wal") if remains is wal.Remains.BEFORE else ("",):
             if (file := path.with_name(path.name + suffix)).exists():
                 shutil.copyfile(file, other.with_name(other.name + suffix))
         found = _read(other)
     if found is not None:
-        found.is_cut = True
+        found.is_cut, found.is_whole = True, remains is wal.Remains.ALL
     return found
 
 

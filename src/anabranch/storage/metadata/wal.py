@@ -18,6 +18,7 @@ from __future__ import annotations
 import sqlite3
 import struct
 from collections.abc import Iterator
+from enum import Enum, auto
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -36,6 +37,8 @@ _FRAME = struct.Struct(">IIIIII")
 _INDEX = struct.Struct("=IIIBBHIIIIIIII")
 """Version, unused, changes, flag, byte order, page size, frames, pages, checksum of frames, salts, checksum of this."""
 _BACKFILLED_AT = 2 * _INDEX.size
+_ATTEMPTED_AT = 128
+_INDEX_READ = _ATTEMPTED_AT + 4
 
 Words = NDArray[np.uint32]
 
@@ -57,6 +60,19 @@ class Counted(NamedTuple):
     """Those up to the last commit."""
     backfilled: int
     """Those whose pages are in the database, too."""
+    attempted: int
+    """Those of which some pages may be there."""
+
+
+class Remains(Enum):
+    """What is left of a database whose log is damaged."""
+
+    ALL = auto()
+    """All is in the database, which is to be read without the log."""
+    BEFORE = auto()
+    """The database and what is sound of the log are as all was before the last transactions."""
+    NOTHING = auto()
+    """The database may have pages of transactions that the log has lost, beside older ones: it never was so."""
 
 
 class Sound(NamedTuple):
@@ -96,6 +112,27 @@ def check(path: Path) -> None:
         )
 
 
+def remains(path: Path, *, index_is_old: bool) -> Remains:
+    """Tell what is left of a database whose log is damaged, and which nobody has open. OSError.
+
+    SQLite copies pages into the database in their order in the file, not in that of the transactions. `index_is_old`:
+    the power was lost since, so that the index may not tell of the last such copying.
+    """
+    counted = _counted(path.with_name(path.name + "-shm"))
+    if counted is None or index_is_old:
+        return Remains.NOTHING
+    wal, committed = path.with_name(path.name + "-wal"), 0
+    if wal.exists():
+        with wal.open("rb") as file:
+            generation = _generation(file.read(_HEADER.size))
+            if generation is not None and generation.salts != counted.salts:
+                return Remains.NOTHING
+            committed = 0 if generation is None else _sound(generation, file).committed
+    if counted.backfilled == counted.frames:
+        return Remains.ALL
+    return Remains.NOTHING if counted.attempted > committed else Remains.BEFORE
+
+
 def _generation(header: bytes) -> Generation | None:
     if len(header) < _HEADER.size:
         return None
@@ -114,14 +151,15 @@ def _counted(shm: Path) -> Counted | None:
     if not shm.exists():
         return None
     with shm.open("rb") as file:
-        data = file.read(_BACKFILLED_AT + 4)
-    if len(data) < _BACKFILLED_AT + 4 or data[: _INDEX.size] != data[_INDEX.size : _BACKFILLED_AT]:
+        data = file.read(_INDEX_READ)
+    if len(data) < _INDEX_READ or data[: _INDEX.size] != data[_INDEX.size : _BACKFILLED_AT]:
         return None
     *_, frames, _, _, _, _, _, sum_1, sum_2 = _INDEX.unpack_from(data)
     if _continued((0, 0), np.frombuffer(data, np.uint32, 10)[None, :]) != [(sum_1, sum_2)]:
         return None
     (backfilled,) = struct.unpack_from("=I", data, _BACKFILLED_AT)
-    return Counted(data[32:40], frames, backfilled)
+    (attempted,) = struct.unpack_from("=I", data, _ATTEMPTED_AT)
+    return Counted(data[32:40], frames, backfilled, attempted)
 
 
 def _sound(generation: Generation, file: BinaryIO) -> Sound:

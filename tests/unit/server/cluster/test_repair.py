@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +299,77 @@ def test_a_file_that_is_named_like_a_log_is_moved_away(tmp_path: Path) -> None:
     (tmp_path / "data" / "notes-7").write_text("of mine")
     repair(tmp_path / "data", Disk())
     assert (tmp_path / "data" / UNKNOWN_DIRECTORY / "notes-7").read_text() == "of mine"
+
+
+def change_root(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("UPDATE node SET crc = crc + 1 WHERE path = '/'")
+        database.commit()
+
+
+async def whole_alone(path: Path) -> None:
+    await whole(path)
+    (path / "data" / METADATA_COPY_FILE).unlink()
+
+
+@pytest.mark.parametrize("made", [whole, whole_alone])
+def test_a_damaged_root_is_written_anew_with_a_copy_or_without(
+    tmp_path: Path, made: Callable[[Path], Coroutine[Any, Any, None]]
+) -> None:
+    asyncio.run(made(tmp_path))
+    data = tmp_path / "data"
+    before = read_tree(data / METADATA_FILE)
+    assert before is not None
+    change_root(data / METADATA_FILE)
+    (text, *_) = repair(data, Disk())
+    assert text.startswith("write the root of metadata.sqlite anew")
+    after = read_tree(data / METADATA_FILE)
+    assert after is not None
+    assert not after.damaged
+    assert {name: row.data for name, row in after.sound.items()} == {n: row.data for n, row in before.sound.items()}
+
+
+def test_one_odd_file_in_a_log_keeps_no_metadata_from_being_repaired(tmp_path: Path) -> None:
+    asyncio.run(gone(tmp_path))
+    (tmp_path / "data" / "a-0" / f"{0:020d}.log").mkdir()
+    repair(tmp_path / "data", Disk())
+    found = read_tree(tmp_path / "data" / METADATA_FILE)
+    assert found is not None
+    assert nodes.partition_path("a", 0) in found.sound
+
+
+def copied_to(data: Path, *, backfilled: int, attempted: int) -> None:
+    """Have the index of the write-ahead log say how far SQLite has copied it, or has begun to."""
+    index = data / f"{METADATA_FILE}-shm"
+    found = bytearray(index.read_bytes())
+    struct.pack_into("=I", found, 96, backfilled)
+    struct.pack_into("=I", found, 128, attempted)
+    index.write_bytes(found)
+
+
+def test_metadata_that_may_mix_two_points_in_time_is_not_preferred_to_a_copy(tmp_path: Path) -> None:
+    """SQLite was killed while it copied the log, which is damaged now: some changes are in the file, others are not."""
+    asyncio.run(cut(tmp_path))
+    data = tmp_path / "data"
+    copied_to(data, backfilled=0, attempted=((data / f"{METADATA_FILE}-wal").stat().st_size - 32) // FRAME_SIZE)
+    (text, *_) = repair(data, Disk())
+    assert text.startswith("restore metadata.sqlite from metadata-copy.sqlite")
+
+
+def test_metadata_that_has_all_changes_itself_is_repaired_without_loss(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with living(tmp_path) as store:
+            await make_topic(store, "b")
+            await store.set(nodes.CONTROLLER_EPOCH, b"4")
+            with closing(sqlite3.connect(tmp_path / "live" / METADATA_FILE)) as other:
+                other.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    asyncio.run(story())
+    data = tmp_path / "data"
+    damage(data, 1)
+    (text, *_) = repair(data, Disk())
+    assert text.startswith("restore metadata.sqlite without metadata.sqlite-wal, which is damaged: it has all changes")
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None
+    assert found.sound[nodes.CONTROLLER_EPOCH].data == b"4"
+    assert nodes.partition_path("b", 0) in found.sound

@@ -195,7 +195,7 @@ def test_a_log_is_not_removed_while_its_segments_are_replaced(tmp_path: Path, mo
         assert go_on.wait(10)
         remove(disk, directory, bases)
 
-    monkeypatch.setattr("anabranch.storage.log.replacing.remove_replaced", remove_and_wait)
+    monkeypatch.setattr("anabranch.storage.log.recovery.remove_replaced", remove_and_wait)
     found: list[bytes] = []
 
     async def story() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
 
 import pytest
 
 from anabranch.records.batch import headers
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
@@ -192,3 +193,68 @@ def test_a_log_start_behind_what_was_synced_is_damage(tmp_path: Path, start: int
         with pytest.raises(OfflineLogError, match=str(start)):
             open_log(tmp_path)
         assert content(tmp_path / "t-0") == before
+
+
+@pytest.mark.parametrize(
+    "spoiled", [(BATCH, bytes(2 * BATCH)), (7, b"\x09"), (BATCH + 7, b"\x01"), (BATCH + 6, b"\x40")]
+)
+def test_a_log_that_is_cut_after_a_failed_sync_does_not_read_where_it_is_cut(
+    tmp_path: Path, spoiled: tuple[int, bytes]
+) -> None:
+    """What the system could not write it may give back changed: the header of a damaged batch tells nothing."""
+    log = open_log(tmp_path, LogConfig(durability=Durability.OS))
+    fill(log, 2)
+    log.flush()
+    at = log.size
+    fill(log, 3)
+    log.end_flush(log.begin_flush(), OSError(5, "Input/output error"))
+    place, data = spoiled
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    with file.open("r+b") as opened:
+        opened.seek(at + place)
+        opened.write(data)
+    fill(log, 1)
+    log.flush()
+    expected = list(range(0, 4 + 2 * (place // BATCH) + 2, 2))
+    assert base_offsets(log) == expected
+    assert base_offsets(open_log(tmp_path)) == expected
+
+
+def test_bytes_of_a_failed_append_at_the_end_of_a_finished_segment_are_cut(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(durability=Durability.OS))
+    fill(log, 2)
+    log.finish_segment(log.end)
+    fill(log, 2)
+    first, _ = sorted((tmp_path / "t-0").glob("*.log"))
+    whole = first.read_bytes()
+    first.write_bytes(whole + whole[:50])
+    assert base_offsets(open_log(tmp_path)) == [0, 2, 4, 6]
+    assert first.read_bytes() == whole
+
+
+def test_bytes_of_a_failed_append_that_could_not_be_cut_are_cut_before_the_next_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shorter batch would cover a part of them, and sound batches lie behind it."""
+    log = open_log(tmp_path)
+    fill(log, 1)
+    write = File.write
+
+    def write_a_part(self: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        write(self, memoryview(data)[:-1], position)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def refuse(self: File, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "truncate", refuse)
+        with patch.context() as another:
+            another.setattr(File, "write", write_a_part)
+            with pytest.raises(OSError, match="No space"):
+                log.append(bytearray(b"".join(bytes(make_batch(2, b"v" * 100)) for _ in range(3))), 3, 0)
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(make_batch(1), 3, 0)
+    log.append(make_batch(1), 3, 0)
+    assert base_offsets(log) == [0, 2]
+    assert base_offsets(open_log(tmp_path)) == [0, 2]

@@ -15,7 +15,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.log import dropped
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
-from anabranch.storage.log.recovery import base_of
+from anabranch.storage.log.recovery import SWAP_SUFFIX, base_of
 from anabranch.storage.log.segment import LOG_SUFFIX, Segment
 from tests.support.batches import make_batch
 from tests.support.dropped import remove_some
@@ -302,3 +302,28 @@ def test_a_log_is_opened_while_another_thread_removes_its_dropped_files(tmp_path
     held_log(tmp_path / "t-0", HeldDisk()).close()
     log = LocalLog.open(tmp_path / "t-0", CONFIG, disk=SharedDisk())
     assert (log.log_start, log.end, bases(log)) == (3, 4, [3])
+
+
+def test_a_compacted_segment_without_a_name_goes_with_those_that_it_was_made_of(tmp_path: Path) -> None:
+    log = filled(tmp_path, 4)
+    first, second = log.segments[:2]
+    swap = Segment(log.disk, log.directory, 0, 4096, suffix=SWAP_SUFFIX)
+    swap.path.write_bytes(first.path.read_bytes() + second.path.read_bytes())
+    swap.load()
+    swap.load_index(2)
+    log.segments.put_in_place([0, 1], swap)
+    assert not swap.is_named
+    log.delete_before(2)
+    asyncio.run(log.remove_dropped())
+    assert bases(log) == [2, 3]
+    assert list(log.directory.glob("*.swap")) == []
+
+
+def test_a_file_that_cannot_be_removed_keeps_no_emptied_log_from_being_opened(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    disk_of(log).refused.add(log.segments[0].path.name)
+    log.delete_before(3)
+    asyncio.run(log.remove_dropped())
+    assert bases(log) == [0]
+    log = open_log(tmp_path)
+    assert (log.log_start, log.end) == (3, 3)

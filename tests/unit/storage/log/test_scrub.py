@@ -138,3 +138,26 @@ def test_a_note_that_is_no_file_is_not_taken_for_none(damaged: Damaged) -> None:
     with pytest.raises(OddFileError):
         damaged.open()
     assert damaged.note.is_fifo()
+
+
+def test_a_segment_with_offsets_missing_is_sound_and_one_with_a_changed_base_offset_is_not(tmp_path: Path) -> None:
+    """A log may have been compacted for another one, and not say so."""
+    log = LocalLog.open(tmp_path / "t-0", LogConfig(durability=Durability.OS), disk=Disk())
+    for _ in range(3):
+        log.append(make_batch(1, b"v" * 100), 0, 0)
+    log.finish_segment(log.end)
+    log.flush()
+    file = log.segments[0].path
+    sound = file.read_bytes()
+    size = len(sound) // 3
+
+    def found(data: bytes) -> scrub.Finding | None:
+        file.write_bytes(data)
+        return scrub.scrub(log.disk, log.directory, scrub.Source(0, 3, len(data)), lambda size: None)
+
+    assert found(sound[:size] + sound[2 * size :]) is None
+    for batch in range(3):
+        for bit in range(64):
+            changed = bytearray(sound)
+            changed[batch * size + bit // 8] ^= 1 << bit % 8
+            assert found(bytes(changed)) is not None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
 from anabranch.storage.log.survey import survey
 from tests.support.batches import make_batch
-from tests.unit.storage.log.test_damage import open_log
+from tests.unit.storage.log.test_damage import flip, open_log
 
 
 def test_the_latest_epoch_is_that_of_the_last_sound_batch_where_the_file_of_epochs_is_older(tmp_path: Path) -> None:
@@ -87,3 +89,30 @@ def test_a_compacted_segment_that_does_not_meet_the_next_one_is_left_over(tmp_pa
     oldest.rename(oldest.with_name(f"{oldest.name}.swap"))
     next_one.unlink()
     assert survey(Disk(), tmp_path / "t-0").first_base == 6
+
+
+@pytest.mark.parametrize("place", [16, 23, 161 + 16, -1])
+def test_a_damaged_compacted_segment_without_a_name_counts_for_it_may_be_restored(tmp_path: Path, place: int) -> None:
+    """A repair that had the log start behind it would have the next start remove what was restored."""
+    log = open_log(tmp_path)
+    for _ in range(2):
+        log.append(make_batch(2, b"v" * 100), 0, 0)
+    log.finish_segment(log.end)
+    log.append(make_batch(1), 0, 0)
+    log.close()
+    oldest = min((tmp_path / "t-0").glob("*.log"))
+    swap = oldest.rename(oldest.with_name(f"{oldest.name}.swap"))
+    flip(swap, place % swap.stat().st_size)
+    assert survey(Disk(), tmp_path / "t-0").first_base == 0
+
+
+def test_the_latest_epoch_may_be_that_of_a_compacted_segment_without_a_name(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    log.start_epoch(7)
+    log.append(make_batch(1), 7, 0)
+    log.finish_segment(log.end)
+    log.close()
+    (tmp_path / "t-0" / EPOCHS_FILE).unlink()
+    (only,) = (tmp_path / "t-0").glob("*.log")
+    only.rename(only.with_name(f"{only.name}.swap"))
+    assert survey(Disk(), tmp_path / "t-0").latest_epoch == 7

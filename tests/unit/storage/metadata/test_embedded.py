@@ -366,3 +366,21 @@ def test_changes_of_nodes_do_not_read_a_large_node_beside_them(tmp_path: Path) -
 
     # In an index of whole nodes each of these changes read some megabytes, gigabytes in all.
     assert asyncio.run(story()) < 4 * large
+
+
+def test_a_root_that_changes_on_the_disk_holds_up_no_change(tmp_path: Path) -> None:
+    path = tmp_path / "metadata.sqlite"
+
+    async def story() -> None:
+        store = await EmbeddedMetadataStore.open(path)
+        await store.create("/a", b"1")
+        change_on_the_disk(path, "UPDATE node SET crc = crc + 1 WHERE path = '/'")
+        assert await store.set("/a", b"2") == 1
+        await store.create("/b", b"")
+        assert (await store.get("/"))[1] == 3, "it is written anew"
+        await store.close()
+        store = await EmbeddedMetadataStore.open(path)
+        assert await store.get("/a") == (b"2", 1)
+        await store.close()
+
+    asyncio.run(story())

@@ -153,3 +153,53 @@ def test_an_index_that_is_damaged_says_nothing(killed: Path) -> None:
         assert is_sound(killed)
     index.write_bytes(whole[:50])
     assert is_sound(killed)
+
+
+def count(path: Path, *, backfilled: int | None = None, attempted: int | None = None) -> int:
+    """Set what the index says of copying into the database; return how many frames it counts."""
+    index = beside(path, "-shm")
+    data = bytearray(index.read_bytes())
+    for place, number in ((96, backfilled), (128, attempted)):
+        if number is not None:
+            struct.pack_into("=I", data, place, number)
+    index.write_bytes(data)
+    return int(struct.unpack_from("=I", data, 16)[0])
+
+
+def test_what_remains_of_a_damaged_log_is_what_was_before_unless_later_pages_may_be_in_the_database(
+    killed: Path,
+) -> None:
+    frames = count(killed)
+    log = beside(killed, "-wal")
+    whole = log.read_bytes()
+    assert frames > 6
+    damaged = bytearray(whole)
+    damaged[32 + 4 * FRAME + 100] ^= 1
+    log.write_bytes(damaged)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.BEFORE
+    assert wal.remains(killed, index_is_old=True) is wal.Remains.NOTHING
+    count(killed, backfilled=1, attempted=2)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.BEFORE, "those are in what is sound of the log"
+    count(killed, backfilled=1, attempted=frames)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.NOTHING
+    count(killed, backfilled=frames)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.ALL
+    log.unlink()
+    count(killed, backfilled=0, attempted=0)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.BEFORE
+    count(killed, attempted=1)
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.NOTHING
+    beside(killed, "-shm").unlink()
+    assert wal.remains(killed, index_is_old=False) is wal.Remains.NOTHING
+
+
+def test_an_index_says_how_far_sqlite_itself_has_copied(killed: Path) -> None:
+    with closing(sqlite3.connect(killed, isolation_level=None)) as database, closing(sqlite3.connect(killed)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM some").fetchone()
+        database.execute("INSERT INTO some VALUES (99, x'00')")
+        database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        database.execute("INSERT INTO some VALUES (100, x'00')")
+        data = beside(killed, "-shm").read_bytes()
+    frames, backfilled, attempted = (struct.unpack_from("=I", data, place)[0] for place in (16, 96, 128))
+    assert 0 < backfilled == attempted < frames
