@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from anabranch.records.batch import headers
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import Durability, LogConfig
@@ -125,6 +126,8 @@ class Life:
             index_interval_bytes=random.choice((1, 4096)),
         )
         self.synced = self.now_ms = 0
+        self.batches: dict[int, bytes] = {}
+        """Those that were appended, by their base offset."""
         self.open()
 
     def open(self) -> None:
@@ -137,7 +140,25 @@ class Life:
                 self.chance.is_on &= attempt < ATTEMPTS
             else:
                 break
-        assert self.log.end >= self.synced, self.chance.told
+        self.chance.is_on = False
+        assert self.log.end >= self.synced
+        there = self.there()
+        for offset, batch in sorted(self.batches.items()):
+            if self.log.log_start <= offset < self.synced:
+                assert there.get(offset) == batch, f"the batch at offset {offset} is another one"
+            elif offset >= self.synced:
+                del self.batches[offset]
+        self.batches |= there  # Also what was not synced, or whose append failed, may be there.
+
+    def there(self) -> dict[int, bytes]:
+        """Read all batches."""
+        found, offset = dict[int, bytes](), self.log.log_start
+        while part := self.log.read(offset, 1 << 20, end=self.log.end):
+            view = part.view()
+            for position, header in headers(view):
+                found[header.base_offset] = bytes(view[position : position + header.size])
+                offset = header.next_offset
+        return found
 
     def live(self) -> None:
         """Take some steps, each of which may fail."""
@@ -160,7 +181,10 @@ class Life:
         """Append some batches in one call."""
         random = self.chance.random
         batches = [make_batch(1, bytes(random.choice((10, 100, 250)))) for _ in range(random.choice((1, 3)))]
-        self.log.append(bytearray(b"".join(batches)), 0, self.now_ms)
+        data = bytearray(b"".join(batches))
+        self.log.append(data, 0, self.now_ms)
+        for position, header in headers(data):
+            self.batches[header.base_offset] = bytes(data[position : position + header.size])
 
     def flush(self) -> None:
         """Sync; what is synced must be there from now on."""

@@ -208,7 +208,8 @@ class Group:
         member = next(each for each in self.members if each.name == event["of"])
         if event["event"] not in ("records", "observed"):
             numbers = [number for _, number, *_ in event.get("partitions") or event.get("offsets") or ()]
-            self.story.note(event["at"], member.name, event["event"], numbers)
+            what = f"{event['event']} ({event['why']})" if "why" in event else event["event"]
+            self.story.note(event["at"], member.name, what, numbers)
         with self._lock:
             self._events.append((event["at"], next(self._arrivals), event))
             match event["event"]:

@@ -253,6 +253,6 @@ def loss_of(wanted: OffsetRange, gone: OffsetsGoneError) -> Loss | None:
     It does where a log was emptied from its start on, or removed then; not where its end was cut off.
     """
     emptied = not gone.is_of_another_topic and (gone.available is None or gone.available > gone.offset)
-    if emptied and isinstance(wanted, Read) and (wanted.folds_back or (wanted.compacts and gone.available is None)):
+    if emptied and isinstance(wanted, Read) and (wanted.folds_back or (wanted.may_fold_back and gone.has_retired)):
         return None
     return Loss(wanted.topic, wanted.partition, gone.offset, gone.available, gone.why)

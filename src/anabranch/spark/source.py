@@ -166,7 +166,7 @@ class _Reader(Sent):
         whole: bool,
     ) -> list[TaskPartition]:
         with collector_paused():
-            tasks = plan_tasks(snapshots, start, end, self.splitting, whole=whole)
+            tasks = plan_tasks(snapshots, start, end, self.splitting, whole=whole, assigned=self.options.assign)
         path = self.options.plan_log
         if path or plans.isEnabledFor(logging.INFO):
             line = plan_to_json(snapshots, start, end, tasks, by_key=self.splitting.by_key, whole=whole)
@@ -301,6 +301,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._snapshots: Mapping[str, TopicSnapshot] | None = None
         self._horizon: dict[str, dict[int, int]] | None = None
         self._reached: Offsets = {}
+        self._asked_from: Offsets | None = None
+        """Where the micro-batch before began; None before the first."""
         self._initial: dict[str, Any] | None = None
         self._refused: OptionError | None = None
         """Why a new query cannot begin."""
@@ -363,6 +365,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         snapshots = self._read_snapshots(known)
         self._raise_horizon(snapshots, known)
+        self._asked_from = known
         with collector_paused():
             reach = extent(
                 snapshots,
@@ -395,13 +398,23 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._forget_snapshots()
 
     def _raise_horizon(self, snapshots: Mapping[str, TopicSnapshot], known: Offsets) -> None:
-        """Read on to the ends of now where unread records were folded back: their copies lie behind those of then."""
+        """Read on to the ends of now where unread records were folded back: their copies lie behind those of then.
+
+        Also if that was while the last micro-batch was read: it stands behind them, and has passed over them.
+        """
+        if self._horizon is None:
+            return
+        if self._asked_from is None:  # A topic of the query that one broker did not know of when the query began.
+            for topic in known.keys() & snapshots.keys() - self._horizon.keys():
+                self._horizon[topic] = dict(snapshots[topic].ends)
         assigned = self.options.assign
-        for topic, horizon in (self._horizon or {}).items():
+        for topic, horizon in self._horizon.items():
             snapshot = snapshots.get(topic)
             if snapshot is None:
                 continue
-            if is_folded_back(snapshot, known.get(topic), horizon, None if assigned is None else assigned[topic]):
+            read = None if assigned is None else assigned[topic]
+            stood = known if self._asked_from is None else self._asked_from
+            if any(is_folded_back(snapshot, each.get(topic), horizon, read) for each in (known, stood)):
                 horizon.update({p: max(end, snapshot.ends[p]) for p, end in horizon.items() if p in snapshot.ends})
             for partition in horizon.keys() - snapshot.starts.keys():
                 del horizon[partition]
@@ -415,12 +428,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         finish = _from_json(end, self.options)
         if finish and all(known.begun is None for known in finish.values()):
             self._check_start(start)
+        elif not finish and self._snapshots is None:
+            self._refused = None  # It has begun, though without a topic: a new query asks for its end before.
         begin = begun_of(_from_json(start, self.options), finish)
         snapshots = self._snapshots
         if snapshots is None:
             snapshots = self._read_snapshots(finish)
         begin, there = _still_there(begin, snapshots), _still_there(finish, snapshots)
-        self._report(lost_between(snapshots, begin, finish))
+        self._report(lost_between(snapshots, begin, finish, self.options.assign))
         first = {topic: known.standing for topic, known in begin.items()}
         last = {topic: known.offsets for topic, known in there.items()}
         return self._tasks({topic: snapshots[topic] for topic in there}, first, last, whole=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import BatchHeader
-from anabranch.runtime.disk import Disk, OddFileError
+from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
@@ -67,11 +67,12 @@ class DataDirectory:
         self.path = path
         self._disk = disk
         self._doomed = itertools.count()
-        self._boot = disk.boot_id()
+        boot = disk.boot_id()
+        self._boot = None if boot is None else boot.strip()
         self._unread: set[str] = set()
-        """Logs that the disk kept from being opened: what a power loss did to them is not known yet."""
-        self._others_read = False
-        """Whether all other logs were recovered."""
+        """Logs that were not opened since a power loss: what it did to them is not known yet."""
+        self._read: set[str] | None = set()
+        """Those that were opened since this start; None once all others are known, or if nothing was lost before it."""
         self._spent = False
         """Whether the reserve was given up since this start."""
         self._reserving = threading.Lock()
@@ -88,7 +89,12 @@ class DataDirectory:
         self.stopped_cleanly = disk.exists(path / CLEAN_STOP_FILE)
         """Whether the last broker closed its logs, so that none needs checks."""
         try:
-            self._boot_before = disk.read(path / BOOT_FILE) if disk.exists(path / BOOT_FILE) else None
+            self._boot_before = None
+            if disk.exists(path / BOOT_FILE):
+                self._boot_before, *unread = disk.read(path / BOOT_FILE).strip().split(b"\n")
+                self._unread = {name.decode("latin-1") for name in unread}
+            if self._boot is not None and self._boot == self._boot_before:
+                self._read = None
             self.checkpoints = Checkpoints(disk, path)
         except OSError:
             self.release()
@@ -129,27 +135,31 @@ class DataDirectory:
 
     def _has_lost_power(self, name: str) -> bool:
         """Whether unsynced bytes of the log `name` may be missing in any order."""
-        if self._boot is None or self._boot_before == self._boot:
-            return self._boot is None
-        return not self._others_read or name in self._unread
+        return self._boot is None or self._read is not None or name in self._unread
 
     def recovered(self) -> None:
-        """Note that all logs were recovered: a crash from now on loses no bytes, unless the machine is restarted.
+        """Note that the logs were recovered: a crash from now on loses no bytes, unless the machine is restarted.
 
-        That is durable once those were, too, that the disk kept from being opened. Blocks; OSError.
+        Those that were not opened, or could not be, are noted, too. Blocks; OSError.
         """
-        self._others_read = True
-        if self._boot is not None and self._boot != self._boot_before and not self._unread:
-            self._disk.replace(self.path / BOOT_FILE, self._boot)
-            self._boot_before = self._boot
+        if self._boot is not None and self._read is not None:
+            self._unread = {str(log) for log in self.logs()} - self._read
+            self._note_boot(self._boot)
+            self._read, self._boot_before = None, self._boot
 
-    def _read_at_last(self, name: str) -> None:
-        """Note that a log is no longer one that the disk keeps from being opened. Blocks."""
-        if name in self._unread:
+    def _note_boot(self, boot: bytes) -> None:
+        names = (name.encode() for name in sorted(self._unread))
+        self._disk.replace(self.path / BOOT_FILE, b"\n".join([boot, *names]) + b"\n")
+
+    def _is_read(self, name: str) -> None:
+        """Note that a log was opened, or is gone: what a power loss did to it is known. Blocks."""
+        if self._read is not None:
+            self._read.add(name)
+        elif name in self._unread:
             self._unread.discard(name)
-            if self._others_read:
-                with contextlib.suppress(OSError):  # Then the next start takes the power for lost once more.
-                    self.recovered()
+            if self._boot is not None:
+                with contextlib.suppress(OSError):  # Then the next start takes the power for lost there once more.
+                    self._note_boot(self._boot)
 
     def identity(self, new: Identity) -> Identity:
         """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
@@ -268,26 +278,20 @@ class DataDirectory:
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
         name = str(partition)
-        power_lost = self._has_lost_power(name)
-        try:
-            note_is_damaged = check_finding(self._disk, self.log_path(partition))
-            log = LocalLog.open(
-                self.log_path(partition),
-                config,
-                disk=self._disk,
-                start_offset=start_offset,
-                visit=visit,
-                checkpoints=self.checkpoints,
-                commits=commits,
-                power_lost=power_lost,
-            )
-        except OSError as error:
-            if power_lost and not isinstance(error, OddFileError):
-                self._unread.add(name)
-            raise
+        note_is_damaged = check_finding(self._disk, self.log_path(partition))
+        log = LocalLog.open(
+            self.log_path(partition),
+            config,
+            disk=self._disk,
+            start_offset=start_offset,
+            visit=visit,
+            checkpoints=self.checkpoints,
+            commits=commits,
+            power_lost=self._has_lost_power(name),
+        )
         if note_is_damaged:
             check_all(log)
-        self._read_at_last(name)
+        self._is_read(name)
         return log
 
     def has_log(self, partition: TopicPartition) -> bool:
@@ -319,7 +323,7 @@ class DataDirectory:
         for partition in partitions:
             name = str(partition)
             self.checkpoints.forget(name)
-            self._read_at_last(name)
+            self._is_read(name)
             if name in there:
                 found.append(partition)
         self.checkpoints.save()

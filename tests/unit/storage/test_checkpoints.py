@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import (
     LOG_STARTS_FILE,
     RECOVERY_POINTS_FILE,
@@ -291,3 +291,23 @@ def test_an_offset_that_may_be_higher_in_the_file_is_above_until_it_is_saved(
     assert checkpoints.go_above("a-0", 4)
     checkpoints.save()
     assert not checkpoints.go_above("a-0", 4)
+
+
+def test_a_damaged_file_that_cannot_be_copied_leaves_no_parts_of_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / SYNCED_FILE).write_text("1\n1\na 0 5 00000000\n")
+    checkpoints = Checkpoints(Disk(), tmp_path)
+
+    def refuse(self: File, data: bytes, position: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "write", refuse)
+        for offset in range(5):
+            checkpoints.record("a-0", synced=offset)
+            with pytest.raises(OSError, match="No space"):
+                checkpoints.save()
+    assert [path.name for path in tmp_path.iterdir()] == [SYNCED_FILE]
+    checkpoints.save()
+    assert Checkpoints(Disk(), tmp_path).synced("a-0") == 4

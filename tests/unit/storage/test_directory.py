@@ -11,6 +11,7 @@ import pytest
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.runtime.disk import Disk, File
+from anabranch.storage.checkpoints import LOG_STARTS_FILE, CheckpointError
 from anabranch.storage.directory import (
     RESERVE_SIZE,
     UNKNOWN_DIRECTORY,
@@ -19,6 +20,7 @@ from anabranch.storage.directory import (
     Identity,
 )
 from anabranch.storage.log.config import LogConfig
+from anabranch.storage.log.errors import OfflineLogError
 from tests.support.batches import make_batch
 
 TOPIC = TopicPartition("t", 0)
@@ -189,4 +191,45 @@ def test_a_kill_while_a_log_is_moved_away_leaves_no_offsets_for_one_that_is_made
     directory = DataDirectory(tmp_path, Disk())
     assert directory.logs() == []
     assert directory.open_log(TOPIC, LogConfig()).end == 0
+    directory.release()
+
+
+def test_a_power_loss_is_one_for_a_log_that_was_offline_for_another_reason_at_first(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, BadDisk(b"1"))
+    directory.recovered()
+    other = TopicPartition("u", 0)
+    for name in (TOPIC, other):
+        log = directory.open_log(name, LogConfig())
+        log.append(make_batch(1), 0, 0)
+        log.flush()
+        for _ in range(3):
+            log.append(make_batch(1, b"v" * 5_000), 0, 0)
+        log.note_points()
+    directory.checkpoints.save()
+    directory.release()
+    for name in (TOPIC, other):
+        (file,) = (tmp_path / str(name)).glob("*.log")
+        data = bytearray(file.read_bytes())
+        data[300:4_000] = bytes(3_700)
+        file.write_bytes(data)
+    starts = tmp_path / LOG_STARTS_FILE
+    sound = starts.read_bytes()
+    starts.write_bytes(sound.replace(b"t 0 0", b"t 0 1"))
+    directory = DataDirectory(tmp_path, BadDisk(b"2"))
+    with pytest.raises(CheckpointError):
+        directory.checkpoints.known("t-0")
+    with pytest.raises(OfflineLogError):
+        directory.open_log(TOPIC, LogConfig())
+    assert directory.open_log(other, LogConfig()).end == 1
+    directory.recovered()
+    directory.release()
+    starts.write_bytes(sound)
+    directory = DataDirectory(tmp_path, BadDisk(b"2"))
+    assert directory.open_log(TOPIC, LogConfig()).end == 1
+    file = max((tmp_path / "u-0").glob("*.log"))
+    later = bytearray(make_batch(1))
+    later[:8] = (5).to_bytes(8, "big")
+    file.write_bytes(file.read_bytes() + bytes(100) + later)
+    with pytest.raises(OfflineLogError):
+        directory.open_log(other, LogConfig())
     directory.release()

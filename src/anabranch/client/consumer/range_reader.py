@@ -10,6 +10,7 @@ caller's responsibility.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -93,6 +94,8 @@ class OffsetsGoneError(AnabranchError):
     ) -> None:
         super().__init__(f"{tp} cannot be read at offset {offset}: {why}")
         self.is_of_another_topic = is_of_another_topic
+        self.has_retired = available is None and not is_of_another_topic
+        """Whether the partition has retired: a resize has taken its keys to others, or it was removed then."""
         self.offset = offset
         self.available = available
         self.why = why
@@ -221,6 +224,8 @@ class RangeReader:
                 error = ApiError(ErrorCode.OFFSET_NOT_AVAILABLE, why)
             except OffsetsGoneError as gone:
                 gone_attempts += 1
+                if gone.available is not None and gone.available > gone.offset:
+                    gone.has_retired = await self._has_retired(tp)
                 is_gone = gone_attempts >= GONE_ATTEMPTS and turns.all_asked(self._cluster.node_ids)
                 if gone.available is not None or is_gone:
                     return self._pass_over(wanted, offset, gone)
@@ -253,6 +258,13 @@ class RangeReader:
         self._on_gone(wanted, gone)
         on = wanted.end if gone.available is None or gone.available <= offset else gone.available
         return _Found(offset, memoryview(b""), on)
+
+    async def _has_retired(self, tp: TopicPartition) -> bool:
+        """Whether a partition has retired by now; False where nobody says so."""
+        with contextlib.suppress(AnabranchError, OSError):
+            info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
+            return tp.partition not in info.partitions or info.partitions[tp.partition].retiring
+        return False
 
     async def _info(self, tp: TopicPartition, turns: Turns) -> TopicInfo:
         """Return a topic as it is remembered, or as the broker knows it that has its turn."""

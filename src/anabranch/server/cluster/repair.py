@@ -13,7 +13,6 @@ was interrupted is finished by the next one, and a start is refused until then.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from typing import NamedTuple
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller import nodes
-from anabranch.runtime.disk import Disk, OddFileError
+from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import CheckpointError
 from anabranch.storage.directory import (
     METADATA_COPY_FILE,
@@ -35,8 +34,6 @@ from anabranch.storage.directory import (
 from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
 from anabranch.storage.metadata.table import ROOT, Found, Row, read_tree, write_tree
-
-logger = logging.getLogger("anabranch.repair")
 
 NAMES_SHOWN = 5
 _REMEDY = (
@@ -101,21 +98,12 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
     """Plan the repair of a data directory, which is locked; nothing is changed yet. AnabranchError, OSError."""
     directory = DataDirectory(path, disk)
     try:
-        surveys = {log: _surveyed(directory, log) for log in directory.logs()}
+        surveys = {log: directory.survey(log) for log in directory.logs()}
         # The files of a log come first: the log may be moved.
         return directory, [*_log_steps(directory, surveys), *_metadata_steps(directory, surveys)]
     except BaseException:
         directory.release()
         raise
-
-
-def _surveyed(directory: DataDirectory, log: TopicPartition) -> LogSurvey:
-    """Read what a log shows: nothing where one of its files is none, of which a start says what is to be done."""
-    try:
-        return directory.survey(log)
-    except OddFileError as error:
-        logger.warning("The log of %s cannot be read, and is left as it is: %s", log, error)
-        return LogSurvey(None, -1, -1)
 
 
 def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
@@ -162,6 +150,13 @@ def _restoring_steps(
         tree = {**found.sound, **originals}
         is_behind = _is_behind(tree, copied)
         may_be_older = bool(_unknown(surveys, tree)) and (is_behind or copied is None or bool(copied.damaged))
+        taken = sorted(originals.keys() - {ROOT})
+        older = [node for node in taken if not found.damaged[node].stems_from(originals[node])]
+        of_nodes = ""
+        if taken:
+            of_nodes = f"restore {_shown(taken)} of {path.name} from {copy.name}, as the checksums show that it was"
+        if older:
+            of_nodes += f". Of {_shown(older)} the copy has an earlier form: look at what was changed since"
         if found.is_cut and not is_behind and not may_be_older:
             text = f"restore {path.name} without {path.name}-wal, which is damaged: it has all changes itself"
             if not found.is_whole:
@@ -169,16 +164,11 @@ def _restoring_steps(
                     f"restore {path.name} from what is sound of it: changes of its last transactions, for which "
                     f"{path.name}-wal is damaged, are lost"
                 )
+            text += f"; {of_nodes}" if taken else ""
             return restoring(text, tree, _changes(directory, tree, surveys), "what is sound")
         if not found.is_cut and _term(tree) >= directory.term and not may_be_older:
-            taken = sorted(originals.keys() - {ROOT})
-            older = [node for node in taken if not found.damaged[node].stems_from(originals[node])]
-            text = f"write the root of {path.name} anew, which only counts changes"
-            if taken:
-                text = f"restore {_shown(taken)} of {path.name} from {copy.name}, as the checksums show that it was"
+            text = of_nodes or f"write the root of {path.name} anew, which only counts changes"
             text += f"; the other {len(found.sound)} nodes are sound and stay"
-            if older:
-                text += f". Of {_shown(sorted(older))} the copy has an earlier form: look at what was changed since"
             changes = _changes(directory, tree, surveys) if older else _ahead(tree, surveys)
             if not originals and not changes:
                 return _moving(directory, tree, surveys, "the metadata")

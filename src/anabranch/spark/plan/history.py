@@ -160,13 +160,13 @@ def _begin(topic: str, known: Mapping[str, Any], before: _Topic, now: Mapping[in
 def _folded_to(known: Mapping[str, Any], partition: int, since: int) -> int:
     """Return the offset up to which what has gone since a layout ruled is in another log, or was superseded.
 
-    That is all of it in compacted topics that delete nothing, and of a retiring partition; of one that takes records
-    again, what lay before it retired.
+    That is all of it of a retiring partition of a compacted topic, and of one that takes records again, what lay before
+    it retired.
     """
     cleanup, counts, first = known.get("cleanup", ()), known["counts"], known["first"]
     if "compact" not in cleanup:
         return 0
-    if "delete" not in cleanup or partition >= counts[-1]:
+    if partition >= counts[-1]:
         return BEYOND
     retired = [layout for layout, count in enumerate(counts, first) if layout >= since and count <= partition]
     if not retired:

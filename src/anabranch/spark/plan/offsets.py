@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.lineage import BEYOND, Lineage
+from anabranch.machines.placement import ancestor
 from anabranch.machines.progress import progress
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
@@ -49,28 +50,36 @@ class TopicSnapshot:
         known = lineage.counts[: max(0, layouts - lineage.first)]
         return self.elastic and layouts > 0 and (not known or partition < max(known))
 
-    def folds_back(self, partition: int) -> bool:
-        """Whether what goes from a log is superseded, or at the end of the log that has its keys now (ADR 0036).
-
-        That is how retiring partitions of compacted topics are emptied. Where the policy is not to delete as well,
-        records go in no other way.
-        """
-        return "compact" in self.cleanup and (partition >= self.lineage.count or "delete" not in self.cleanup)
-
-    def folded_to(self, partition: int, layouts: int) -> int:
+    def folded_to(self, partition: int, layouts: int, assigned: Container[int] | None = None) -> int:
         """The offset up to which what has gone since the topic had so many layouts was folded back; BEYOND: all of it.
 
-        A partition that retired since, and takes records again, was emptied up to where it retired. If it was removed
-        and created again, nobody knows where that was.
+        That is how retiring partitions of compacted topics are emptied: each record is superseded, or at the end of the
+        log that has its key now (ADR 0036), which a query with these partitions `assigned` may not read. One that
+        retired since, and takes records again, was emptied up to where it retired. If it was removed and created
+        again, nobody knows where that was. From other partitions records go for good, also before the topic was
+        compacted.
         """
-        if self.folds_back(partition):
-            return BEYOND
-        lineage = self.lineage
-        since = range(max(layouts - 1, lineage.first), lineage.current)
-        retired = next((layout for layout in reversed(since) if lineage.count_in(layout) <= partition), None)
-        if retired is None or "compact" not in self.cleanup:
+        if "compact" not in self.cleanup:
             return 0
-        return lineage.start(partition, retired + 1) or BEYOND
+        lineage = self.lineage
+        since = range(max(layouts - 1, lineage.first), lineage.current + 1)
+        retired = next((layout for layout in reversed(since) if lineage.count_in(layout) <= partition), None)
+        if retired is None:
+            return 0
+        if assigned is not None and ancestor(partition, lineage.count_in(retired), lineage.initial) not in assigned:
+            return 0
+        return BEYOND if retired == lineage.current else lineage.start(partition, retired + 1) or BEYOND
+
+    def may_fold_back(self, partition: int, assigned: Container[int] | None = None) -> bool:
+        """Whether a partition that retires is folded back to where a query reads on, whichever that will be."""
+        initial = self.lineage.initial
+        if "compact" not in self.cleanup or partition < initial:
+            return False
+        while assigned is not None and partition >= initial:
+            partition = ancestor(partition, partition, initial)
+            if partition not in assigned:
+                return False
+        return True
 
     def noted(
         self,
@@ -269,7 +278,7 @@ def query_positions(
         if snapshot.high_watermarks is not None:
             end = max(end, snapshot.high_watermarks.get(partition, end))
         if offset < start:
-            owed = max(offset, snapshot.folded_to(partition, 0 if known is None else known.layouts))
+            owed = max(offset, snapshot.folded_to(partition, 0 if known is None else known.layouts, assigned))
             if owed < start:
                 losses.append(Loss(snapshot.topic, partition, owed, start, LOG_STARTS_LATER))
         elif offset > end:
@@ -281,14 +290,15 @@ def query_positions(
         for partition, end in sorted(gone.items()):
             offset = _position(snapshot, known, partition, end)
             wanted = assigned is None or partition in assigned
-            if offset < end and wanted and not snapshot.folds_back(partition):
+            if wanted and max(offset, snapshot.folded_to(partition, known.layouts, assigned)) < end:
                 why = f"the partition was removed before its records up to offset {end} were read"
                 losses.append(Loss(snapshot.topic, partition, offset, None, why))
     if known is None or assigned is None:
         return QueryPositions(positions, tuple(losses))
     left = {partition: offset for partition, offset in known.standing.items() if partition not in assigned}
     out = sorted(left.keys() & known.offsets.keys())
-    losses += (Loss(snapshot.topic, partition, left[partition], None, NOT_ASSIGNED) for partition in out)
+    unread = (p for p in out if p in snapshot.starts or left[p] < snapshot.removed.get(p, BEYOND))
+    losses += (Loss(snapshot.topic, partition, left[partition], None, NOT_ASSIGNED) for partition in unread)
     return QueryPositions(positions, tuple(losses), left)
 
 
@@ -298,11 +308,14 @@ def is_folded_back(
     """Whether records of a topic before these ends are folded back that a query reads and has not read yet."""
     if known is not None and not known.is_of(snapshot):
         return False
-    wanted = {p: end for p, end in ends.items() if assigned is None or p in assigned}
-    gone = (
-        p for p, end in wanted.items() if _position(snapshot, known, p, end) < min(end, snapshot.starts.get(p, end))
-    )
-    return any(map(snapshot.folds_back, gone))
+    layouts = 0 if known is None else known.layouts
+    for partition, end in ends.items():
+        offset = _position(snapshot, known, partition, end)
+        gone_to = min(end, snapshot.starts.get(partition, end))
+        is_read = assigned is None or partition in assigned
+        if is_read and offset < min(gone_to, snapshot.folded_to(partition, layouts, assigned)):
+            return True
+    return False
 
 
 def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: int, otherwise: int) -> int:
@@ -323,7 +336,12 @@ def _position(snapshot: TopicSnapshot, known: TopicOffsets | None, partition: in
     return otherwise if existed else 0
 
 
-def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Offsets) -> list[Loss]:
+def lost_between(
+    snapshots: Mapping[str, TopicSnapshot],
+    start: Offsets,
+    end: Offsets,
+    assigned: Mapping[str, frozenset[int]] | None = None,
+) -> list[Loss]:
     """Return the records of an already planned micro-batch that can no longer be read."""
     losses: list[Loss] = []
     for topic, known in end.items():
@@ -339,7 +357,8 @@ def lost_between(snapshots: Mapping[str, TopicSnapshot], start: Offsets, end: Of
             wanted = _position(snapshot, begun, partition, 0 if first is None else first)
             if wanted >= finish or (first is not None and wanted >= first):
                 continue
-            wanted = max(wanted, snapshot.folded_to(partition, 0 if begun is None else begun.layouts))
+            read = None if assigned is None else assigned.get(topic)
+            wanted = max(wanted, snapshot.folded_to(partition, 0 if begun is None else begun.layouts, read))
             if wanted < finish and first is None:
                 losses.append(Loss(topic, partition, wanted, None, "the partition was removed"))
             elif wanted < finish and first is not None and wanted < first:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from anabranch.machines.keyspace import SPACE, Interval, balanced_cuts, spread
-from anabranch.machines.lineage import Lineage, sequence_cuts
+from anabranch.machines.lineage import BEYOND, Lineage, sequence_cuts
 from anabranch.records.hashing import murmur2
 from anabranch.spark.plan.offsets import TopicSnapshot
 
@@ -41,9 +41,9 @@ class Read:
     topic_id: str = ""
     """Of the topic that was planned: another of this name has other records at these offsets."""
     folds_back: bool = False
-    """Whether the query reads elsewhere what is gone of these offsets (`TopicSnapshot.folds_back`)."""
-    compacts: bool = False
-    """Whether that is so when the partition is removed: it has retired since it was planned, and was folded back."""
+    """Whether the query reads elsewhere what is gone of these offsets (`TopicSnapshot.folded_to`)."""
+    may_fold_back: bool = False
+    """Whether that is so once the partition retires, or is removed, though it had not when this was planned."""
 
     @property
     def count(self) -> int:
@@ -87,16 +87,19 @@ def plan_tasks(
     splitting: Splitting,
     *,
     whole: bool = False,
+    assigned: Mapping[str, frozenset[int]] | None = None,
 ) -> list[Task]:
     """Cut the offsets between two positions into tasks, ordered by topic.
 
     With `whole`, as in a batch query, the range may span layouts whose segments wait on each other. Without it, each
     partition is independent, as `extent` ensures. A partition without a start position begins at its log start, one
-    that was removed is left out. What is folded back meanwhile, the next micro-batches read; nothing does with `whole`.
+    that was removed is left out. What is folded back meanwhile, the next micro-batches read, if it goes to partitions
+    that are `assigned`; nothing does with `whole`.
     """
     units: list[tuple[Read, ...]] = []
     for topic, snapshot in sorted(snapshots.items()):
-        reads = list(_reads(snapshot, start.get(topic, {}), end.get(topic, {}), goes_on=not whole))
+        read_on = None if assigned is None else assigned[topic]
+        reads = list(_reads(snapshot, start.get(topic, {}), end.get(topic, {}), frozenset() if whole else read_on))
         if whole and splitting.by_key and snapshot.ordered and snapshot.lineage.current:
             units += _families(snapshot.lineage, reads)
         else:
@@ -129,8 +132,10 @@ def keys_within(task: Task, keys: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def _reads(
-    snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int], *, goes_on: bool
+    snapshot: TopicSnapshot, start: Mapping[int, int], end: Mapping[int, int], read_on: frozenset[int] | None
 ) -> Iterator[Read]:
+    """`read_on`: the partitions that the query goes on to read; None for all."""
+    current = snapshot.lineage.current + 1
     for partition in sorted(end.keys() & snapshot.starts.keys()):
         first = snapshot.starts[partition]
         begin = max(first, start.get(partition, first))
@@ -148,8 +153,8 @@ def _reads(
                 held,
                 lineage.initial,
                 snapshot.topic_id,
-                goes_on and snapshot.folds_back(partition),
-                goes_on and "compact" in snapshot.cleanup,
+                snapshot.folded_to(partition, current, read_on) == BEYOND,
+                snapshot.may_fold_back(partition, read_on),
             )
 
 

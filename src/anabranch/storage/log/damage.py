@@ -8,6 +8,7 @@ above the synced end sound batches behind an unsound place prove nothing.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +89,16 @@ def keep_bytes(disk: Disk, file: File, position: int, size: int, path: Path) -> 
     if position >= size:
         return
     copy = disk.open(path, create=True)
+    try:
+        _copy(file, position, size, copy)
+        disk.sync_directory(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.unlink(path)  # It is no copy, and the next attempt makes another one.
+        raise
+
+
+def _copy(file: File, position: int, size: int, copy: File) -> None:
     at = position
     while (at := file.data_from(at)) < size:
         data = file.read(min(_WINDOW_SIZE, size - at), at)
@@ -98,7 +109,6 @@ def keep_bytes(disk: Disk, file: File, position: int, size: int, path: Path) -> 
     if size - position > copy.size():  # It ends in a hole.
         copy.truncate(size - position)
     copy.sync()
-    disk.sync_directory(path.parent)
 
 
 def keep_damaged(disk: Disk, path: Path) -> Path:

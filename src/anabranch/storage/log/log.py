@@ -14,6 +14,7 @@ One thread calls everything, except `Flush.run`, which blocks and may run in ano
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -259,6 +260,7 @@ class LocalLog:
         return self._roll() if segments.are_over(size, end, now_ms, self._config) else segments[-1]
 
     def _roll(self) -> Segment:
+        self._segments[-1].cut_leftover()
         self._segments[-1].seal()
         self._late_indexes.append(self._segments[-1])
         return self._add_segment()
@@ -467,7 +469,8 @@ class LocalLog:
 
     def _drop_below_log_start(self) -> None:
         if self.log_start >= self.end and self._segments[-1].size:
-            self._roll()
+            with contextlib.suppress(OSError):
+                self._roll().make()  # Else a file of deleted records that cannot be removed might be the newest one.
         self.dropped.add(self._segments.take_before(self.log_start))
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)

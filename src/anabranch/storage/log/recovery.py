@@ -128,9 +128,7 @@ def recover(
             opening.set_aside(later)
             break
     segments, end = opening.segments, opening.end
-    # A file of deleted records may be left that could not be removed, with none behind it.
-    may_be_below = power_lost or known.synced is not None or not any(segment.size for segment in segments)
-    if end < start and floor <= start and may_be_below:
+    if end < start and floor <= start and (power_lost or not any(segment.size for segment in segments)):
         opening.set_aside([segment.base_offset for segment in segments])
         segments, end = [], start
     if end < max(floor, start):
@@ -226,6 +224,8 @@ class _Opening:
                 self.set_aside([base])
                 return False
             checked = segment.load_index(self.point)
+            if base < self.point < segment.end:  # No checksum covers the offset at which a batch begins.
+                raise DecodeError(f"a batch ends at offset {segment.end}, and one was synced that ends between")
         except DecodeError as error:
             raise OfflineLogError(
                 f"{segment.path}: {error}, below the recovery point {self.point}. Nothing was cut; "
@@ -241,6 +241,8 @@ class _Opening:
             raise DecodeError(f"the file ends at offset {segment.end}, the next one begins at {following}")
         if size < segment.size:
             # An append that failed half-way, whose traces a power loss brought back. No offset of theirs was given.
+            if self._is_earlier(segment, size, following):
+                raise DecodeError(f"a batch of an earlier offset lies behind the end of those below {following}")
             self._cut(segment, size, following, "its offsets end there")
             segment.sealed = True
         if segment.index.unsynced:
@@ -267,7 +269,7 @@ class _Opening:
         tail = scan(segment.file, checked, segment.size, segment.end, found, gaps=self.gaps)
         self.end = segment.end
         reason = tail.reason
-        if later and later[0] == self.end:
+        if later and later[0] == self.end and not self._is_earlier(segment, tail.size, self.end):
             reason = None  # Bytes behind are of an append that failed: no offset of theirs was given.
         elif later and reason is None:
             reason = f"it ends at offset {self.end}, the next file begins at {later[0]}"
@@ -288,6 +290,18 @@ class _Opening:
         if later:
             segment.seal()
         return True
+
+    @staticmethod
+    def _is_earlier(segment: Segment, position: int, end: int) -> bool:
+        """Whether a sound batch at a position begins before `end`: an offset in front of it has changed."""
+        if position >= segment.size:
+            return False
+        try:
+            header = parse_header(segment.file.read(HEADER_SIZE, position), 0, segment.size - position)
+            check(segment.file.read(header.size, position), 0, header)
+        except DecodeError:
+            return False
+        return header.base_offset < end
 
     def _end_or_refuse(self, segment: Segment, position: int, reason: str, later: list[int]) -> None:
         """Return if the log may end at `position` of `segment`; OfflineLogError if it is damaged there."""

@@ -11,6 +11,7 @@ were not synced it stays open.
 from __future__ import annotations
 
 import contextlib
+import errno
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -257,8 +258,7 @@ class Segment:
         """Write batches at the end; `note` each of them afterwards. After an error the segment is unchanged."""
         file = self._file or self.file
         if self._leftover:
-            file.truncate(self.size)
-            self._leftover = False
+            self.cut_leftover()
         if self.owner is not None:
             self.owner.lately_used = True
         self.unsynced = True
@@ -271,6 +271,12 @@ class Segment:
                 self._leftover = True
             raise
         self.size += len(data)
+
+    def cut_leftover(self) -> None:
+        """Cut what an append that failed has left: at the next start it would count, or hide what follows. OSError."""
+        if self._leftover:
+            self.file.truncate(self.size)
+            self._leftover = False
 
     def sync(self) -> None:
         """Make all bytes of the file durable. Blocks; OSError."""
@@ -323,11 +329,21 @@ class Segment:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def position_at(self, offset: int) -> int:
-        """The position where the batches below `offset` end, of a segment without gaps. Nothing is read there."""
+        """The position where the batches below `offset` end, of a segment without gaps. OSError.
+
+        What lies there is not read: it may be damaged.
+        """
         if offset <= self.base_offset:
             return 0
-        position = self.locate(offset - 1)
-        return position + self.header_at(position).size
+        if offset >= self.end or (self._recent_offsets and self._recent_offsets[0] <= offset):
+            return self.locate(offset)
+        try:
+            position = self.locate(offset - 1)
+            return position + self.header_at(position).size
+        except DecodeError as error:
+            raise OSError(
+                errno.EIO, f"{self.path}: the batch before offset {offset} cannot be read: {error}"
+            ) from error
 
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size without one."""

@@ -110,11 +110,11 @@ class Snapshots:
             self._known = tuple(left)
         logger.warning("%s: %s; kept as %s", self.path(offset), error, kept.name)
 
-    def newest_first(self, end: int) -> Iterator[tuple[int, bytes]]:
+    def newest_first(self, end: int, *, passes_over: type[OSError] = FileNotFoundError) -> Iterator[tuple[int, bytes]]:
         """Read the snapshots taken at `end` or before, newest first, each with the offset it was taken at."""
         for offset in sorted(self._offsets_now(), reverse=True):
             if offset <= end:
-                with contextlib.suppress(FileNotFoundError):  # A writer may have replaced it.
+                with contextlib.suppress(FileNotFoundError, passes_over):  # A writer may have replaced it.
                     yield offset, self._disk.read(self.path(offset))
 
     def forget_above(self, offset: int) -> None:

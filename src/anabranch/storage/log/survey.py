@@ -8,6 +8,7 @@ one that an error has left over.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,11 +16,13 @@ from typing import NamedTuple
 from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.producers import ProducerTable, origin
 from anabranch.records.batch import BatchHeader, check
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, OddFileError
 from anabranch.storage.log.epochs import EpochsFile
 from anabranch.storage.log.recovery import SWAP_SUFFIX, base_of, scan
 from anabranch.storage.log.segment import LOG_SUFFIX, Segment
 from anabranch.storage.log.snapshots import Snapshots
+
+logger = logging.getLogger("anabranch.repair")
 
 
 class LogSurvey(NamedTuple):
@@ -44,15 +47,18 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
     epochs = EpochsFile(disk, directory).load()
     newest, latest = -1, -1 if epochs is None else epochs.latest
     snapshots, damaged = Snapshots(disk, directory), list[Path]()
-    for offset, data in snapshots.newest_first(1 << 62):
+    for offset, data in snapshots.newest_first(1 << 62, passes_over=OddFileError):
         try:
             newest = max([newest, *(origin(producer_id)[0] for producer_id, _ in ProducerTable.restore(data))])
         except DecodeError:
             damaged.append(snapshots.path(offset))
     first = min(bases, default=None)
-    for base, suffix in (*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)):
-        segment = Segment(disk, directory, base, 0, suffix=suffix)
-        segment.load()
+    files = sorted([*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)])
+    for base, suffix in files:
+        segment = _ordinary(disk, directory, base, suffix)
+        if segment is None:
+            first = base if first is None else min(first, base)
+            continue
         with contextlib.suppress(DecodeError):
             for position, header in segment.walk():
                 seen = origin(header.producer_id)[0] if header.producer_id >= 0 else -1
@@ -60,14 +66,23 @@ def survey(disk: Disk, directory: Path) -> LogSurvey:
                     newest = seen
         if suffix and not _is_left_over(segment, (*bases, *swaps)):
             first = base if first is None else min(first, base)
-    files = sorted([*((base, "") for base in bases), *((base, SWAP_SUFFIX) for base in swaps)])
     for base, suffix in reversed(files):
-        segment = Segment(disk, directory, base, 0, suffix=suffix)
-        segment.load()
-        if (epoch := _last_epoch(segment)) >= 0:
+        segment = _ordinary(disk, directory, base, suffix)
+        if segment is not None and (epoch := _last_epoch(segment)) >= 0:
             latest = max(latest, epoch)  # A power loss may have taken the file of epochs back.
             break
     return LogSurvey(first, latest, newest, damaged)
+
+
+def _ordinary(disk: Disk, directory: Path, base: int, suffix: str) -> Segment | None:
+    """A segment as its file is; None where that is no file, which a start refuses."""
+    segment = Segment(disk, directory, base, 0, suffix=suffix)
+    try:
+        segment.load()
+    except OddFileError as error:
+        logger.warning("%s, and is passed over", error)
+        return None
+    return segment
 
 
 def _is_left_over(swap: Segment, begins: Iterable[int]) -> bool:

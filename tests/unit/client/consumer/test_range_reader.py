@@ -14,7 +14,7 @@ import pytest
 from anabranch.base.errors import ApiError, DecodeError, ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
 from anabranch.client.cluster.connection import Connection, ConnectionSettings
-from anabranch.client.cluster.metadata import TopicInfo
+from anabranch.client.cluster.metadata import PartitionInfo, TopicInfo
 from anabranch.client.cluster.turns import Turns
 from anabranch.client.consumer import range_reader
 from anabranch.client.consumer.range_reader import (
@@ -148,6 +148,25 @@ def test_offsets_that_are_gone_are_reported_and_passed_over() -> None:
     reader = Scripted(log_start=3)
     assert list(offsets(reader, Range("t", 0, 1, 5))) == [(0, 3), (0, 4)]
     assert [(gone.offset, gone.available) for gone in reader.gone] == [(1, 3)]
+
+
+@pytest.mark.parametrize("partitions", [{0: True}, {0: False}, {}, None])
+def test_whether_a_partition_has_retired_is_asked_where_its_records_are_gone(
+    partitions: dict[int, bool] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resize may have come after the range was planned; where no broker answers, it is not known to have."""
+    reader = Scripted(log_start=3)
+
+    async def topic(name: str) -> TopicInfo:
+        if partitions is None:
+            raise ConnectionError("no broker")
+        found = {number: PartitionInfo(number, 1, 5, retiring=retiring) for number, retiring in partitions.items()}
+        return TopicInfo(name, NO_TOPIC_ID, found, 1, 1, (), elastic=True)
+
+    monkeypatch.setattr(reader._cluster, "topic", topic)
+    list(offsets(reader, Range("t", 0, 1, 5)))
+    (gone,) = reader.gone
+    assert gone.has_retired is (partitions in ({0: True}, {}))
 
 
 OTHER = OffsetsGoneError(TopicPartition("t", 0), 0, None, "created again", is_of_another_topic=True)

@@ -373,3 +373,28 @@ def test_metadata_that_has_all_changes_itself_is_repaired_without_loss(tmp_path:
     assert found is not None
     assert found.sound[nodes.CONTROLLER_EPOCH].data == b"4"
     assert nodes.partition_path("b", 0) in found.sound
+
+
+def test_a_repair_says_what_it_takes_from_the_copy_where_the_rest_is_whole(tmp_path: Path) -> None:
+    config = f"{nodes.CONFIGS}/topic"
+
+    async def story() -> None:
+        async with living(tmp_path) as store:
+            await make_topic(store, "b")
+            await store.ensure(nodes.CONFIGS)
+            await store.create(config, b"old")
+            await store.copy_to(tmp_path / "live" / METADATA_COPY_FILE)
+            await store.set(config, b"new settings")
+            await store.set(nodes.CONTROLLER_EPOCH, b"4")
+            with closing(sqlite3.connect(tmp_path / "live" / METADATA_FILE)) as other:
+                other.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    asyncio.run(story())
+    file = tmp_path / "data" / METADATA_FILE
+    data = file.read_bytes()
+    at = data.rindex(b"new settings")
+    file.write_bytes(data[:at] + b"N" + data[at + 1 :])
+    damage(tmp_path / "data", 1)
+    (text, *_) = repair(tmp_path / "data", Disk())
+    assert "it has all changes itself; restore /config" in text
+    assert f"Of {config} the copy has an earlier form" in text

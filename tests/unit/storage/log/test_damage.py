@@ -14,6 +14,7 @@ from anabranch.storage.checkpoints import LOG_STARTS_FILE, RECOVERY_POINTS_FILE,
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
 from anabranch.storage.log.log import LocalLog, OfflineLogError
+from anabranch.storage.log.recovery import CLEANER_FILE
 from tests.support.batches import make_batch
 
 SMALL = LogConfig(durability=Durability.OS, segment_bytes=1_000)
@@ -258,3 +259,70 @@ def test_bytes_of_a_failed_append_that_could_not_be_cut_are_cut_before_the_next_
     log.append(make_batch(1), 3, 0)
     assert base_offsets(log) == [0, 2]
     assert base_offsets(open_log(tmp_path)) == [0, 2]
+
+
+def closed_log(path: Path) -> list[Path]:
+    """A log of three finished segments that was closed, so that all of it lies below the recovery point."""
+    log = open_log(path)
+    for _ in range(3):
+        fill(log, 4)
+        log.finish_segment(log.end)
+    log.close()
+    return sorted((path / "t-0").glob("*.log"))
+
+
+@pytest.mark.parametrize("bit", range(48))
+def test_a_changed_offset_of_the_last_batch_is_told_though_no_checksum_covers_it(tmp_path: Path, bit: int) -> None:
+    log = open_log(tmp_path)
+    fill(log, 4)
+    log.close()
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    flip(file, 3 * BATCH + 7 - bit // 8, 1 << bit % 8)
+    before = content(tmp_path / "t-0")
+    with pytest.raises(OfflineLogError, match=r"below the recovery point 8|was synced up to 8"):
+        open_log(tmp_path)
+    assert content(tmp_path / "t-0") == before
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_changed_offset_of_the_last_batch_but_one_hides_no_batch_behind_it(tmp_path: Path, known: bool) -> None:
+    """It seems to end where the next file begins: what follows would be taken for bytes of an append that failed."""
+    _, middle, _ = closed_log(tmp_path)
+    (tmp_path / "t-0" / CLEANER_FILE).write_bytes(b"0\n0\n")
+    if not known:
+        (tmp_path / "t-0" / RECOVERY_POINTS_FILE).unlink()
+    flip(middle, 2 * BATCH + 7, 12 ^ 14)  # It ends at 16 then, as the segment does.
+    before = content(tmp_path / "t-0")
+    with pytest.raises(OfflineLogError):
+        open_log(tmp_path)
+    assert content(tmp_path / "t-0") == before
+
+
+def test_what_an_append_that_failed_has_left_is_cut_before_a_segment_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first batch is whole: at a start it would take the offset of one that was acknowledged in the next file."""
+    log = open_log(tmp_path)
+    fill(log, 1)
+    refused = bytearray(b"".join(bytes(make_batch(2, b"v" * 100)) for _ in range(2)))
+    with monkeypatch.context() as patch:
+        write = File.write
+
+        def write_a_part(self: File, data: bytes | bytearray | memoryview, position: int) -> None:
+            write(self, memoryview(data)[: BATCH + 20], position)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def refuse(self: File, size: int) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        patch.setattr(File, "write", write_a_part)
+        patch.setattr(File, "truncate", refuse)
+        with pytest.raises(OSError, match="No space"):
+            log.append(refused, 3, 0)
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(make_batch(1, b"w" * 1_000), 3, 0)
+    log.append(make_batch(1, b"w" * 1_000), 3, 0)
+    log.flush()
+    assert len(log.segments) == 2
+    for each in (log, open_log(tmp_path)):
+        assert [header.record_count for header in each.headers_from(0)] == [2, 1]

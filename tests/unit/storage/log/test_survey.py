@@ -116,3 +116,14 @@ def test_the_latest_epoch_may_be_that_of_a_compacted_segment_without_a_name(tmp_
     (only,) = (tmp_path / "t-0").glob("*.log")
     only.rename(only.with_name(f"{only.name}.swap"))
     assert survey(Disk(), tmp_path / "t-0").latest_epoch == 7
+
+
+@pytest.mark.parametrize("odd", [f"{5:020d}.snapshot", f"{9:020d}.log"])
+def test_one_odd_file_hides_nothing_of_the_others(tmp_path: Path, odd: str) -> None:
+    log = open_log(tmp_path)
+    log.start_epoch(4)
+    log.append(make_batch(3, producer_id=17, producer_epoch=0, base_sequence=0), 4, 0)
+    log.close()
+    (tmp_path / "t-0" / odd).mkdir()
+    found = survey(Disk(), tmp_path / "t-0")
+    assert (found.first_base, found.producer_id, found.latest_epoch) == (0, 17, 4)

@@ -144,7 +144,8 @@ def _has_waited(partition: Partition, log_start: int) -> bool:
 def _begins_anew(partition: Partition, log_start: int) -> bool:
     """Whether it was to begin where it did before, or where its group has committed, and its log begins behind that."""
     is_anew = partition.anew_from is not None and not partition.is_sought
-    return is_anew and partition.fetch_offset < log_start and partition.handed_end <= (partition.start or 0)
+    is_behind = log_start < 0 or partition.fetch_offset < log_start  # A stock Kafka does not say where its log begins.
+    return is_anew and is_behind and partition.handed_end <= (partition.start or 0)
 
 
 def _reset(state: FetchingState, partition: Partition, log_start: int) -> None:

@@ -175,13 +175,18 @@ def test_a_partition_of_a_topic_that_is_created_again_begins_anew_at_its_beginni
     assert state.partition(P0).arrivals != asked, "what is answered is of the other topic"
 
 
-def test_a_partition_that_begins_anew_behind_whose_position_all_was_deleted_begins_where_its_log_does() -> None:
+@pytest.mark.parametrize("log_start", [9, -1])
+def test_a_partition_that_begins_anew_behind_whose_position_all_was_deleted_begins_where_its_log_does(
+    log_start: int,
+) -> None:
+    """A stock Kafka does not say where that is."""
     state = begun_by_hand(position=5)
+    state.settings = dataclasses.replace(state.settings, auto_offset_reset="latest")
     assigning.begin_anew(state, P0)
     partition = state.partition(P0)
     partition.awaiting = False
     partition.stand(5)
-    gone = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=9)
+    gone = FetchResult(ErrorCode.OFFSET_OUT_OF_RANGE, log_start_offset=log_start)
     receiving.take(state, partition, FetchFrom(5, 0, 1, ID, 1), gone, 0)
     assert partition.wanted_timestamp == EARLIEST, "latest would leave out what it had read before"
 
