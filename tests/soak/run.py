@@ -11,7 +11,9 @@ A run in which one of these things never happened fails, too.
 from __future__ import annotations
 
 import argparse
+import json
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -316,17 +318,22 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.strftime("%Y%m%d%H%M", time.gmtime())))
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    with tempfile.TemporaryDirectory() as directory, own_processes() as workers:
-        soak = Soak(Path(directory), workers, seconds=60 * given.minutes, resizes=given.resizes, seed=given.seed)
+    directory = Path(tempfile.mkdtemp(prefix="soak-"))
+    with own_processes() as workers:
+        soak = Soak(directory, workers, seconds=60 * given.minutes, resizes=given.resizes, seed=given.seed)
         try:
             soak.run()
         except AssertionError as error:
             notes = "\n".join(getattr(error, "__notes__", ()))
             print(f"{soak.report()}\nFAILED: {error}\n{notes}")
+            soak.broker.kill()
+            (directory / "broker.log").write_text("".join(f"{json.dumps(line)}\n" for line in soak.broker.lines))
+            print(f"the data directory, and what the broker said, are kept in {directory}")
             return 1
         finally:
             soak.broker.kill()
         print(soak.report())
+    shutil.rmtree(directory)
     print("every group was handed every record that was not deleted before, in the order of its key")
     return 0
 

@@ -20,6 +20,7 @@ from anabranch.machines.groups.records import (
     ConsumerGroupMemberMetadataKey,
     CoordinatorRecord,
     GroupMetadataKey,
+    OffsetCommitKey,
     decode_record,
 )
 from anabranch.server.coordinators.shard_set import coordinator_partition
@@ -30,6 +31,8 @@ EVENTS_KEPT = 2_000
 STORY_S = 30.0
 """How much of the past is told."""
 READING_S = 20.0
+NOBODY = "-"
+"""In the place of a member: only the partitions are concerned."""
 
 
 class Line(NamedTuple):
@@ -94,6 +97,10 @@ class GroupStory:
                 yield _owned(at_ns, names.get(key.member_id, key.member_id), record.value)
             elif isinstance(key, GroupMetadataKey) and record.value is not None:
                 yield self._generation(at_ns, record.value)
+            elif isinstance(key, OffsetCommitKey) and record.value is not None:
+                opened = record.value.opened
+                text = f"coordinator: {key.topic}-{key.partition} stands at {record.value.offset}, opened {opened}"
+                yield Line(at_ns, NOBODY, frozenset([key.partition]), text)
 
     def _generation(self, at_ns: int, value: Any) -> Line:
         shares = {
