@@ -303,6 +303,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._reached: Offsets = {}
         self._asked_from: Offsets | None = None
         """Where the micro-batch before began; None before the first."""
+        self._knows_topics = False
+        """Whether the horizon has all topics that the query had when it began."""
         self._initial: dict[str, Any] | None = None
         self._refused: OptionError | None = None
         """Why a new query cannot begin."""
@@ -404,7 +406,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         """
         if self._horizon is None:
             return
-        if self._asked_from is None:  # A topic of the query that one broker did not know of when the query began.
+        if not self._knows_topics:  # A topic of the query that one broker did not know of when the query began.
+            self._knows_topics = True
             for topic in known.keys() & snapshots.keys() - self._horizon.keys():
                 self._horizon[topic] = dict(snapshots[topic].ends)
         assigned = self.options.assign
@@ -434,6 +437,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         snapshots = self._snapshots
         if snapshots is None:
             snapshots = self._read_snapshots(finish)
+            self._asked_from = begin
         begin, there = _still_there(begin, snapshots), _still_there(finish, snapshots)
         self._report(lost_between(snapshots, begin, finish, self.options.assign))
         first = {topic: known.standing for topic, known in begin.items()}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,7 @@ class DataDirectory:
         self._boot = None if boot is None else boot.strip()
         self._unread: set[str] = set()
         """Logs that were not opened since a power loss: what it did to them is not known yet."""
+        self._noting = threading.Lock()
         self._read: set[str] | None = set()
         """Those that were opened since this start; None once all others are known, or if nothing was lost before it."""
         self._spent = False
@@ -92,7 +94,7 @@ class DataDirectory:
             self._boot_before = None
             if disk.exists(path / BOOT_FILE):
                 self._boot_before, *unread = disk.read(path / BOOT_FILE).strip().split(b"\n")
-                self._unread = {name.decode("latin-1") for name in unread}
+                self._unread = set(map(os.fsdecode, unread))
             if self._boot is not None and self._boot == self._boot_before:
                 self._read = None
             self.checkpoints = Checkpoints(disk, path)
@@ -143,23 +145,24 @@ class DataDirectory:
         Those that were not opened, or could not be, are noted, too. Blocks; OSError.
         """
         if self._boot is not None and self._read is not None:
-            self._unread = {str(log) for log in self.logs()} - self._read
+            self._unread = {name for log in self.logs() if "\n" not in (name := str(log))} - self._read
             self._note_boot(self._boot)
             self._read, self._boot_before = None, self._boot
 
     def _note_boot(self, boot: bytes) -> None:
-        names = (name.encode() for name in sorted(self._unread))
+        names = map(os.fsencode, sorted(self._unread))
         self._disk.replace(self.path / BOOT_FILE, b"\n".join([boot, *names]) + b"\n")
 
-    def _is_read(self, name: str) -> None:
-        """Note that a log was opened, or is gone: what a power loss did to it is known. Blocks."""
-        if self._read is not None:
-            self._read.add(name)
-        elif name in self._unread:
-            self._unread.discard(name)
-            if self._boot is not None:
-                with contextlib.suppress(OSError):  # Then the next start takes the power for lost there once more.
-                    self._note_boot(self._boot)
+    def _are_read(self, names: Collection[str]) -> None:
+        """Note that logs were opened, or are gone: what a power loss did to them is known. Blocks."""
+        with self._noting:
+            if self._read is not None:
+                self._read.update(names)
+            elif not self._unread.isdisjoint(names):
+                self._unread.difference_update(names)
+                if self._boot is not None:
+                    with contextlib.suppress(OSError):  # Then the next start takes the power for lost there once more.
+                        self._note_boot(self._boot)
 
     def identity(self, new: Identity) -> Identity:
         """Read the owner of the data; a new directory gets `new`. Data of another node or format is refused."""
@@ -291,7 +294,7 @@ class DataDirectory:
         )
         if note_is_damaged:
             check_all(log)
-        self._is_read(name)
+        self._are_read([name])
         return log
 
     def has_log(self, partition: TopicPartition) -> bool:
@@ -319,15 +322,12 @@ class DataDirectory:
     def forget_logs(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Forget, durably, the checkpoints of logs to be deleted; return those that have files. Blocks; OSError."""
         there = set(self._disk.names(self.path))
-        found: list[TopicPartition] = []
-        for partition in partitions:
-            name = str(partition)
+        names = {str(partition): partition for partition in partitions}
+        for name in names:
             self.checkpoints.forget(name)
-            self._is_read(name)
-            if name in there:
-                found.append(partition)
         self.checkpoints.save()
-        return found
+        self._are_read(names)
+        return [partition for name, partition in names.items() if name in there]
 
     def take_away(
         self, partitions: Iterable[TopicPartition], go_on: Callable[[], bool] = lambda: True

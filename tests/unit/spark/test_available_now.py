@@ -94,6 +94,19 @@ def test_what_is_gone_of_a_partition_that_was_live_when_it_was_planned_is_a_loss
     assert (loss_of(read, gone) is not None) is lost
 
 
+def test_what_is_folded_back_while_a_micro_batch_is_run_again_is_read_before_the_query_ends() -> None:
+    live, folded = ({"t": replace(each, cleanup=frozenset({"compact"}))} for each in (LIVE, FOLDED))
+    planned, _ = query([live])
+    begin = planned.initialOffset()
+    end = planned.latestOffset(begin, ReadAllAvailable())
+    reader, brokers = query([live])
+    reader.prepareForTriggerAvailableNow()
+    reader.initialOffset()
+    reader.partitions(begin, end)
+    brokers.answers = [folded]
+    assert ends(reader.latestOffset(end, ReadAllAvailable()))[0] == 160
+
+
 def test_a_topic_that_a_broker_does_not_know_of_when_the_query_begins_is_read_to_its_ends_of_then() -> None:
     reader, brokers = query([{}, {"t": LIVE}])
     reader.prepareForTriggerAvailableNow()

@@ -13,6 +13,7 @@ from anabranch.base.ids import TopicPartition
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import LOG_STARTS_FILE, CheckpointError
 from anabranch.storage.directory import (
+    BOOT_FILE,
     RESERVE_SIZE,
     UNKNOWN_DIRECTORY,
     DataDirectory,
@@ -232,4 +233,29 @@ def test_a_power_loss_is_one_for_a_log_that_was_offline_for_another_reason_at_fi
     file.write_bytes(file.read_bytes() + bytes(100) + later)
     with pytest.raises(OfflineLogError):
         directory.open_log(other, LogConfig())
+    directory.release()
+
+
+def test_which_logs_were_not_read_since_a_power_loss_is_noted_once_for_many_and_by_any_name(tmp_path: Path) -> None:
+    class CountingDisk(BadDisk):
+        noted = 0
+
+        def replace(self, path: Path, data: bytes) -> None:
+            self.noted += path.name == BOOT_FILE
+            super().replace(path, data)
+
+    names = [TopicPartition("t", number) for number in range(200)]
+    for each in (*map(str, names), "café-0", "a\nb-0", os.fsdecode(b"caf\xe9-0")):
+        (tmp_path / each).mkdir()
+    disk = CountingDisk(b"1")
+    directory = DataDirectory(tmp_path, disk)
+    directory.recovered()
+    directory.release()
+    directory = DataDirectory(tmp_path, disk)
+    assert directory._unread >= {*map(str, names), "café-0", os.fsdecode(b"caf\xe9-0")}
+    directory.forget_logs(names)
+    assert disk.noted == 2
+    directory.release()
+    directory = DataDirectory(tmp_path, disk)
+    assert not directory._unread & {*map(str, names)}
     directory.release()

@@ -225,7 +225,7 @@ class RangeReader:
             except OffsetsGoneError as gone:
                 gone_attempts += 1
                 if gone.available is not None and gone.available > gone.offset:
-                    gone.has_retired = await self._has_retired(tp)
+                    gone.has_retired = await self._has_retired(tp, wanted.topic_id)
                 is_gone = gone_attempts >= GONE_ATTEMPTS and turns.all_asked(self._cluster.node_ids)
                 if gone.available is not None or is_gone:
                     return self._pass_over(wanted, offset, gone)
@@ -259,11 +259,12 @@ class RangeReader:
         on = wanted.end if gone.available is None or gone.available <= offset else gone.available
         return _Found(offset, memoryview(b""), on)
 
-    async def _has_retired(self, tp: TopicPartition) -> bool:
+    async def _has_retired(self, tp: TopicPartition, topic_id: str) -> bool:
         """Whether a partition has retired by now; False where nobody says so."""
         with contextlib.suppress(AnabranchError, OSError):
             info = self._topics[tp.topic] = await self._cluster.topic(tp.topic)
-            return tp.partition not in info.partitions or info.partitions[tp.partition].retiring
+            is_there = topic_id in ("", info.topic_id.hex)
+            return is_there and (tp.partition not in info.partitions or info.partitions[tp.partition].retiring)
         return False
 
     async def _info(self, tp: TopicPartition, turns: Turns) -> TopicInfo:

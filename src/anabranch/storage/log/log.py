@@ -468,9 +468,11 @@ class LocalLog:
         self._drop_below_log_start()
 
     def _drop_below_log_start(self) -> None:
-        if self.log_start >= self.end and self._segments[-1].size:
+        if self.log_start >= self.end:
             with contextlib.suppress(OSError):
-                self._roll().make()  # Else a file of deleted records that cannot be removed might be the newest one.
+                if self._segments[-1].size:
+                    self._roll()
+                self._segments.make_last()  # Else a file of deleted records that cannot be removed might be the newest.
         self.dropped.add(self._segments.take_before(self.log_start))
         before = self.epochs.entries
         self.epochs.truncate_before(self.log_start)
@@ -512,8 +514,7 @@ class LocalLog:
     def truncate(self, offset: int, position: int | None = None) -> None:
         """Cut the log so that it ends at `offset`, or at the start of the batch that holds it, but not below its start.
 
-        `position`: where the batch at `offset` begins, if that is known; then it is not read.
-        Blocks; after an OSError the cut may be half done, and can be done again.
+        `position`: where the batch at `offset` begins, which is not read then. Blocks; OSError: to be done again.
         """
         index = self._segments.index_of(offset)
         segment = self._segments[index]

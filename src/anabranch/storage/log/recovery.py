@@ -113,7 +113,7 @@ def recover(
     floor = max(point, known.synced or 0)
     _check_start(directory, start, floor, known, bases, power_lost=power_lost)
     opening = _Opening(disk, directory, point, epochs, index_interval, visit)
-    opening.floor, opening.power_lost = floor, power_lost
+    opening.floor, opening.power_lost, opening.is_recorded = floor, power_lost, known.recovery_point is not None
     compacted = may_be_compacted(disk, directory)
     opening.gaps = (known.recovery_point is None or floor <= start) and compacted
     below = [base for base, following in itertools.pairwise(bases) if following <= start]
@@ -122,6 +122,7 @@ def recover(
     if floor <= start:
         # All synced records are deleted. A power loss may have brought files of them back, in any state.
         opening.point = opening.floor = opening.end
+        opening.is_recorded = False
     for index, base in enumerate(bases):
         later = bases[index + 1 :]
         if not opening.take(base, later):
@@ -181,6 +182,8 @@ class _Opening:
         self._disk = disk
         self._directory = directory
         self.point = point
+        self.is_recorded = False
+        """Whether that was noted, as the end of a batch: without, it is the log start, which may lie within one."""
         self.floor = point
         """The offset below which nothing may be missing."""
         self.power_lost = False
@@ -224,8 +227,8 @@ class _Opening:
                 self.set_aside([base])
                 return False
             checked = segment.load_index(self.point)
-            if base < self.point < segment.end:  # No checksum covers the offset at which a batch begins.
-                raise DecodeError(f"a batch ends at offset {segment.end}, and one was synced that ends between")
+            if self.is_recorded and base < self.point:
+                self._check_point(segment, checked)
         except DecodeError as error:
             raise OfflineLogError(
                 f"{segment.path}: {error}, below the recovery point {self.point}. Nothing was cut; "
@@ -290,6 +293,16 @@ class _Opening:
         if later:
             segment.seal()
         return True
+
+    def _check_point(self, segment: Segment, position: int) -> None:
+        """Refuse a segment where no batch ends at the recovery point, or one of before lies behind, at this position.
+
+        No checksum covers the offset at which a batch begins. DecodeError.
+        """
+        if segment.end > self.point:
+            raise DecodeError(f"a batch ends at offset {segment.end}, and one was synced that ends between")
+        if self._is_earlier(segment, position, self.point):
+            raise DecodeError(f"a batch of an earlier offset lies behind the end of those below {self.point}")
 
     @staticmethod
     def _is_earlier(segment: Segment, position: int, end: int) -> bool:

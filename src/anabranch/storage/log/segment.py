@@ -307,8 +307,9 @@ class Segment:
         """Finish the segment: drop the state of the tail, write the index if the disk permits, close what is synced."""
         self.sealed = True
         self._clear_recent()
-        if self.size:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):
+            self.cut_leftover()
+            if self.size:
                 self.index.store()
         self.release()
 
@@ -480,12 +481,21 @@ class Segment:
         return self.rebuild_index(end)
 
     def rebuild_index(self, end: int | None = None) -> int:
-        """Build the index from the headers of the batches before the offset `end`; answer where they end."""
+        """Build the index from the headers of the batches before the offset `end`; answer where they end.
+
+        After a DecodeError it ends where it did: what is behind the damage must not seem to be synced, or gone.
+        """
+        before = self.end, self.max_timestamp
         self.begin_anew()
-        for position, header in self.walk():
-            self.note_header(position, header)
-            if end is not None and header.next_offset >= end:
-                break
+        try:
+            for position, header in self.walk():
+                self.note_header(position, header)
+                if end is not None and header.next_offset >= end:
+                    break
+        except DecodeError:
+            self.begin_anew()
+            self.end, self.max_timestamp = before
+            raise
         if self.sealed:
             self.seal()
         return position + header.size

@@ -326,3 +326,97 @@ def test_what_an_append_that_failed_has_left_is_cut_before_a_segment_is_finished
     assert len(log.segments) == 2
     for each in (log, open_log(tmp_path)):
         assert [header.record_count for header in each.headers_from(0)] == [2, 1]
+
+
+def lengthened(log: LocalLog, count: int) -> None:
+    """More batches than those whose positions a segment remembers, none of them synced; their sync fails."""
+    fill(log, count)
+    log.end_flush(log.begin_flush(), OSError(errno.EIO, "Input/output error"))
+
+
+@pytest.mark.parametrize("damaged", [39, 10])
+@pytest.mark.parametrize("durability", Durability)
+def test_damage_below_the_synced_end_keeps_a_log_from_going_on_after_a_failed_sync_however_often_it_is_tried(
+    tmp_path: Path, damaged: int, durability: Durability
+) -> None:
+    """Where the rest begins cannot be found: cut elsewhere, offsets of acknowledged records would be given again."""
+    log = open_log(tmp_path, LogConfig(durability=durability, index_interval_bytes=1 << 30))
+    fill(log, 40)
+    log.flush()
+    synced = log.flushed
+    lengthened(log, 300)
+    end = log.end
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    flip(file, damaged * BATCH + 16)
+    for now_ms in range(10_000, 20_000, 2_000):
+        with pytest.raises(OSError, match=r"Input/output|cannot be read"):
+            log.append(make_batch(1), 3, now_ms)
+        assert (log.flushed, log.end, log.segments[-1].end) == (synced, end, end)
+    flip(file, damaged * BATCH + 16)
+    assert open_log(tmp_path).end == end
+
+
+def test_a_read_of_damage_does_not_let_what_is_not_synced_count_as_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path, LogConfig(durability=Durability.FSYNC))
+    fill(log, 300)
+    log.flush()
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    flip(file, 100 * BATCH + 16)
+    fill(log, 1)
+    with pytest.raises(OfflineLogError):
+        log.read(200, 1)
+    synced: list[str] = []
+    sync = File.sync
+    monkeypatch.setattr(File, "sync", lambda self: (synced.append(self.path.name), sync(self)))
+    log.flush()
+    assert file.name in synced
+    with pytest.raises(OfflineLogError):
+        log.read(202, 1)
+
+
+def test_a_log_start_within_a_batch_is_no_damage_where_the_recovery_point_is_lost(tmp_path: Path) -> None:
+    log = open_log(tmp_path)
+    for _ in range(3):
+        log.append(make_batch(10), 3, 0)
+    log.delete_before(7)
+    log.close()
+    (tmp_path / "t-0" / RECOVERY_POINTS_FILE).unlink()
+    log = open_log(tmp_path)
+    assert (log.log_start, log.end) == (7, 30)
+
+
+def test_synced_batches_behind_one_whose_offset_has_changed_are_not_cut_after_a_power_loss(tmp_path: Path) -> None:
+    """It seems to end at the recovery point, so that all behind it seemed not to be synced."""
+    log = open_log(tmp_path, LogConfig(durability=Durability.OS))
+    fill(log, 8)
+    log.close()
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    flip(file, 3 * BATCH + 7, 6 ^ 14)
+    before = content(tmp_path / "t-0")
+    for power_lost in (False, True):
+        with pytest.raises(OfflineLogError, match="an earlier offset lies behind"):
+            open_log(tmp_path, power_lost=power_lost)
+    assert content(tmp_path / "t-0") == before
+
+
+def test_a_clean_stop_leaves_nothing_of_an_append_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = open_log(tmp_path)
+    fill(log, 1)
+    write = File.write
+
+    def write_and_fail(self: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        write(self, data, position)
+        raise OSError(errno.EIO, "Input/output error")
+
+    def refuse(self: File, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(File, "write", write_and_fail)
+        patch.setattr(File, "truncate", refuse)
+        with pytest.raises(OSError, match="Input/output"):
+            log.append(make_batch(1), 3, 0)
+    log.close()
+    assert open_log(tmp_path).end == 2

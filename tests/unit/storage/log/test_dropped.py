@@ -327,3 +327,13 @@ def test_a_file_that_cannot_be_removed_keeps_no_emptied_log_from_being_opened(tm
     assert bases(log) == [0, 3], "the next one is there, or the oldest would be the newest"
     log = open_log(tmp_path)
     assert (log.log_start, log.end, bases(log)) == (3, 3, [3])
+
+
+def test_a_finished_log_whose_oldest_file_cannot_be_removed_can_be_opened_when_all_is_deleted(tmp_path: Path) -> None:
+    log = filled(tmp_path, 3)
+    log.finish_segment(log.end)  # The segment of the next appends has no file.
+    disk_of(log).refused.add(log.segments[0].path.name)
+    log.delete_before(3)
+    asyncio.run(log.remove_dropped())
+    log = open_log(tmp_path)
+    assert (log.log_start, log.end, bases(log)) == (3, 3, [3])
