@@ -24,9 +24,9 @@ def test_deleting_the_records_of_many_segments_takes_short_steps(tmp_path: Path)
                 assert client.receive(each).responses[0].partition_responses[0].error_code == ErrorCode.NONE
             end += SEGMENTS
             log = tmp_path / "t-0"
-            assert len(list(log.glob("*.log"))) == SEGMENTS
+            assert sum(path.stat().st_size > 0 for path in log.glob("*.log")) == SEGMENTS
             assert client.delete_everything("t", 0) == end
-            assert list(log.glob("*.log")) == [], "the answer comes when there is room again"
+            assert [path.stat().st_size for path in log.glob("*.log")] == [0], "the answer comes when there is room"
 
         in_short_steps(broker, fill_and_delete)
         assert client.produce("t", 0, batch([b"last"])).base_offset == end

@@ -249,8 +249,11 @@ class Soak:
         """kill -9, and start again."""
         self.note_refusals()
         self._note("the broker is killed")
+        began_ns = time.monotonic_ns()
         self.broker.kill()
         self.broker.start()
+        for each in self.stages:
+            each.outages.append((began_ns, time.monotonic_ns()))
         self._note("the broker is back")
         self.broker_kills += 1
 

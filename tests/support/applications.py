@@ -156,6 +156,8 @@ class Group:
         self.committed: dict[int, int] = {}
         """The committed offset of each partition."""
         self._commit_times: dict[Partition, list[tuple[int, int]]] = defaultdict(list)
+        self._committing: dict[str, int] = {}
+        """By member, when it began its newest commit, in ns."""
         self._lives: set[str] = {"1"}
         self._events: list[tuple[int, int, dict[str, Any]]] = []
         self._arrivals = itertools.count()
@@ -268,18 +270,26 @@ class Group:
                 edge.gone(member)
             case "committing":
                 edge.committing(offsets)
+                self._committing[member] = event["at"]
                 self._note_commit(offsets, now_ms)
             case "committed":
                 edge.committed(offsets, now_ms)
             case "observed":
                 edge.committed(offsets, now_ms)
                 self._note_commit(offsets, now_ms)
-            case "refused":
+            case "refused" if not self._may_have_counted(self._committing.get(member, 0), event["at"]):
                 edge.refused(offsets)
             case "records":
                 for (topic, number), offset, producer, key, index in event["records"]:
                     self._lives.add(topic.rpartition("~")[2])
                     self._deliver(member, Handed(producer, key, index, (topic, number), offset), now_ms)
+
+    def _may_have_counted(self, began_ns: int, refused_ns: int) -> bool:
+        """Whether a refused commit may count: a client sends it again when its broker has died before it answered.
+
+        What the client tells is the answer to the last time. The first one may be in the log.
+        """
+        return any(began_ns <= ended and began <= refused_ns for began, ended in self.stage.outages)
 
     def _note_commit(self, offsets: dict[Partition, int], now_ms: int) -> None:
         """Note when a commit began: no gate that waits for it was open before."""
@@ -472,6 +482,8 @@ class Stage:
         self.load = Load(address, topic)
         self.groups: list[Group] = []
         self._workers = workers
+        self.outages: list[tuple[int, int]] = []
+        """From when, at the earliest, to when the broker was not there, in ns."""
         self._gone: dict[Partition, list[tuple[Collection[int], dict[str, int]]]] = defaultdict(list)
         """By partition: offsets whose records are gone, and what each group had committed there before."""
         self.admin = sync.Admin(address, default_api_timeout_ms=30_000)

@@ -48,7 +48,7 @@ from anabranch.runtime import gathered
 from anabranch.runtime.lent_memory import SIZE_MAX, SIZE_MIN, Shelf
 
 # As in `records.kernels.scatter`, which needs Numba.
-_FIRST = struct.Struct(">8xi9xH34xi")
+_FIRST = struct.Struct(">8xI9xH34xI")
 """What the first batch says of its length, attributes and count."""
 _RECORDS_AT, _RECORDS_END = 2, 3
 _REFERS, _STOPPED_AT, _NEXT_OFFSET, _SHEET_SIZE = 26, 27, 28, 29
