@@ -74,7 +74,7 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self.sock, data)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):  # Busy peers need seconds of a processor, which other tests want as well.
+        async with asyncio.timeout(10):
             while not true():
                 await asyncio.sleep(0.001)
 
@@ -434,7 +434,7 @@ def test_a_part_that_is_sent_alone_arrives_whole_though_the_socket_is_small(kind
             peer.channel.write([kind(content)])
             assert 0 < peer.channel.unsent == peer.channel.unsent_memory < len(content)
             got = bytearray()
-            async with asyncio.timeout(60):  # Busy peers need seconds of a processor, which other tests want as well.
+            async with asyncio.timeout(10):
                 while len(got) < len(content):
                     got += await asyncio.get_running_loop().sock_recv(peer.sock, 65_536)
             assert bytes(got) == content
