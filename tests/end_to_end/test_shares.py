@@ -306,7 +306,8 @@ async def test_a_poll_filters_by_key_and_size(broker: BrokerProcess) -> None:
         assert await every(RecordFilter(keys=(b"nobody's",))) == []
 
 
-def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("repeats", [200, 20_000], ids=["copied", "sent from where they lie"])
+def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp_path: Path, repeats: int) -> None:
     """It was given on, under a new checksum that was right; and an error of the broker's was tried for ever, unsaid."""
     process = BrokerProcess(tmp_path, log_scrub_interval_ms=86_400_000).start()
     found: list[bytes | None] = []
@@ -315,7 +316,7 @@ def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp
         await _create(process.address, "changed", **ACCEPTS)
         async with Producer(process.address) as producer:
             for value in ("first", "second", "third"):
-                await (await producer.send("changed", value * 200, key="k"))
+                await (await producer.send("changed", value * repeats, key="k"))
 
     async def read() -> None:
         async with Consumer(process.address, auto_offset_reset="earliest") as consumer, asyncio.timeout(20):
@@ -328,7 +329,7 @@ def test_a_batch_that_has_changed_since_it_was_written_is_given_to_no_sharer(tmp
     log.write_bytes(log.read_bytes().replace(b"secondsecond", b"secondsecone", 1))
     with pytest.raises(ApiError, match="CORRUPT_MESSAGE"):
         asyncio.run(read())
-    assert found == [b"first" * 200]
+    assert found == [b"first" * repeats]
     process.kill()
 
 

@@ -32,14 +32,15 @@ from anabranch.machines.keyspace import SPACE, cuts
 from anabranch.records import hashing
 from anabranch.records.batch import headers
 from anabranch.records.filtering import SIZE_MAX, Cell, Load, Selection, Spread, in_one_piece, scatter
+from anabranch.records.kernels import crc32c as crc_kernels
 from anabranch.records.kernels import memory
 from anabranch.records.kernels import scatter as kernel
-from anabranch.records.kernels.crc32c import LATE_AT, LATE_SIZE_MIN
+from anabranch.records.kernels.crc32c import CRC_TABLES, LATE_AT, LATE_SIZE_MIN
 from anabranch.runtime import native_scatter
 from anabranch.runtime.gathered import Gathered
 from tests.properties import record_model as model
 
-MASK_64 = (1 << 64) - 1
+MASK_32, MASK_64 = (1 << 32) - 1, (1 << 64) - 1
 KEYS_MAX = 40
 
 
@@ -106,6 +107,7 @@ class Memory:
         return lambda at, value: self.write(at, (value & mask).to_bytes(size, order))  # type: ignore[arg-type]
 
     def _crc(self, at: int, end: int, tables: int, late: int) -> int:
+        self.check(min(at, end - 8), max(end - at, 8), write=False)  # The last eight bytes are read at once.
         data = bytearray(self.read(at, end - at))
         if kernel.FOLDS_CRC and len(data) >= LATE_SIZE_MIN:
             word = int.from_bytes(data[LATE_AT : LATE_AT + 8], "little") ^ late & (1 << 64) - 1
@@ -133,12 +135,26 @@ class Memory:
         found["mixed"] = hashing.fmix64
         found["take_crc_and"] = self._crc
         found["take_crc"] = lambda at, end, tables: self._crc(at, end, tables, 0)
+        found["crc_step"] = _crc_step
+        found["crc_times"] = lambda crc, factor: _crc_step(0, _product(crc, factor))
         return found
+
+
+def _crc_step(crc: int, word: int) -> int:
+    return crc32c.crc32c((word & MASK_64).to_bytes(8, "little"), crc ^ MASK_32) ^ MASK_32
+
+
+def _product(one: int, other: int) -> int:
+    """Multiply without carries."""
+    product = 0
+    for place in range(other.bit_length()):
+        product ^= one << place if other >> place & 1 else 0
+    return product
 
 
 def interpreted(memory_: Memory) -> Callable[[int], int]:
     """The kernel in plain Python, with its reads and writes done by `memory_`."""
-    names = {**vars(memory), **vars(kernel), **memory_.operations()}
+    names = {**vars(crc_kernels), **vars(memory), **vars(kernel), **memory_.operations()}
     for name, found in list(names.items()):
         if isinstance(found, Dispatcher) and name not in memory_.operations():
             names[name] = FunctionType(found.py_func.__code__, names)
@@ -149,7 +165,7 @@ class Checked(native_scatter.NativeScatter):
     """What calls the kernel in a broker, with the kernel interpreted."""
 
     def __init__(self) -> None:
-        super().__init__(0, checksums=True)
+        super().__init__(0, checksums=True, joins=True)
         self._memory = Memory()
         self._interpreted = interpreted(self._memory)
         self._run = self._checked
@@ -163,6 +179,7 @@ class Checked(native_scatter.NativeScatter):
         given = [
             Given(sheet_at, sheet_at + size, True, "the sheet"),
             Given(sheet[kernel.AT], sheet[kernel.END], False, "the batches"),
+            _table(sheet[kernel.TABLES_AT], len(CRC_TABLES)),
             Given(sheet[kernel.GUIDE_AT], sheet[kernel.GUIDE_AT] + (1 << kernel.GUIDE_BITS), False, "the guide"),
             _table(sheet[kernel.CELLS_AT], kernel.CELL_SIZE * sheet[kernel.CELL_GROUPS] * sheet[kernel.CELLS_IN_GROUP]),
             Given(sheet[kernel.TARGETS_AT], sheet[kernel.TARGETS_AT] + kernel.TARGET_SIZE * count, True, "the targets"),

@@ -52,8 +52,8 @@ def joining_tables(sizes: tuple[int, int]) -> bytes:
 
     For each size, what so many bytes of zeros make of a CRC, by each of its four bytes: 1,024 numbers of 32 bits. Then
     the factors that take four lanes of 16 bytes 256 bytes further, 64 bytes, and to the last lane, and
-    the lanes of a CRC that begins: 32 of 64 bits. Then the factor that takes a CRC that many times eight bytes further,
-    up to twice the first size, and 0 for no bytes: of 64 bits.
+    the lanes of a CRC that begins: 32 of 64 bits. Then the factors that take a CRC further by no bytes and by that many
+    times eight, up to twice the first size; and by none to seven: of 64 bits.
     """
     numbers = array("I")
     for size in sizes:
@@ -64,11 +64,12 @@ def joining_tables(sizes: tuple[int, int]) -> bytes:
         for distance in distances:
             factors.extend((_factor(distance + 4), _factor(distance - 4)) if distance else (0, 0))
     factors.extend((0xFFFF_FFFF, *[0] * 7))
-    factors.append(0)
-    word, factor = _zeros(3), _behind(_ONE, 4)
-    for _ in range(2 * sizes[0] // 8):
-        factors.append(factor << 1)
-        factor = _times(word, factor)
+    none = _before(_ONE, 4)
+    for size, count in ((8, 2 * sizes[0] // 8 + 1), (1, 8)):
+        zeros, factor = _zeros(size.bit_length() - 1), none
+        for _ in range(count):
+            factors.append(factor << 1)
+            factor = _times(zeros, factor)
     return numbers.tobytes() + factors.tobytes()
 
 
@@ -85,6 +86,13 @@ def _behind(crc: int, zeros: int) -> int:
             crc = _times(_zeros(doublings), crc)
         zeros >>= 1
         doublings += 1
+    return crc
+
+
+def _before(crc: int, zeros: int) -> int:
+    """Of what so many bytes of zeros make `crc`."""
+    for _ in range(8 * zeros):
+        crc = (crc ^ _POLYNOMIAL) << 1 | 1 if crc >> 31 else crc << 1
     return crc
 
 

@@ -83,6 +83,8 @@ VARIANTS = {
 }
 """By architecture, the best first; without any of them the caller takes the checksums."""
 _PLAIN = Variant("", frozenset(), "")
+_MULTIPLIES = "pclmulqdq"
+"""What the system calls multiplication without carries."""
 LOCK = "lock"
 _CPU_INFO = Path("/proc/cpuinfo")
 
@@ -111,7 +113,7 @@ def load() -> Native | None:
             return Native(
                 NativeExamination(examine),
                 NativeSearch(search),
-                NativeScatter(scatter, checksums=variant() is not _PLAIN),
+                NativeScatter(scatter, checksums=variant() is not _PLAIN, joins=_MULTIPLIES in variant().flags),
             )
     return None
 
@@ -163,7 +165,7 @@ def _built(directory: Path) -> list[Path]:
     from anabranch.records.kernels.search import search
 
     found = variant()
-    if (found is not _PLAIN, found.suffix == "-fold", "pclmulqdq" in found.flags) != (CHECKSUMS, FOLDS, JOINS):
+    if (found is not _PLAIN, found.suffix == "-fold", _MULTIPLIES in found.flags) != (CHECKSUMS, FOLDS, JOINS):
         raise OSError("kernels are not compiled for this processor, which has other instructions for checksums")
     codes = {
         "examine": machine_code(examine),

@@ -56,8 +56,8 @@ _GUIDE_BITS, _NOBODYS, _MIXED = 10, 0xFE, 0xFF
 _PLACE_BITS = 63 - _GUIDE_BITS
 _BACKWARDS = itemgetter(*(int(f"{number:0{_GUIDE_BITS}b}"[::-1], 2) for number in range(1 << _GUIDE_BITS)))
 _CELLS_IN_GROUP_MAX = 8
-_PIECES_AT, _LAST_END, _TARGET_FIELDS = 5, 12, 13
-_REFERRING = struct.Struct(f"={5 * 8}x3q3qqq")
+_PIECES_AT, _LAST_END, _TARGET_FIELDS = 5, 12, 16
+_REFERRING = struct.Struct(f"={5 * 8}x3q3qqq{3 * 8}x")
 """The fields of a target that is given pieces, before it is given any."""
 _DONE, _COMPRESSED, _FULL, _MALFORMED, _DAMAGED = 0, 1, 2, -1, -2
 _SLACK = 64
@@ -75,9 +75,8 @@ _USED_MIN = 0.6
 _REFERRED_SIZE = 800
 """Bytes of a block's first records, on average, from which on they are sent from where they lie: the system needs about
 as long for a piece as for copying half as many bytes."""
-_REFERRED_FROM, _REFERRED_BATCH_MAX = 64 * 1024, 1024 * 1024
-"""Bytes of a block for each target, or of what a target was given of it, from which on that is worth it; and of the
-first batch, up to which what is moved for its checksum stays near."""
+_REFERRED_FROM = 64 * 1024
+"""Bytes of a block for each target, or of what a target was given of it, from which on that is worth it."""
 _BATCHES_MORE = 1.25
 """How many more batches there may be than the size of the first one says."""
 _OWN_PART = 32
@@ -137,10 +136,11 @@ class _Own(threading.local):
 class NativeScatter:
     """`records.filtering.scatter`, compiled; callable from any thread."""
 
-    def __init__(self, code_at: int, *, checksums: bool) -> None:
-        """`checksums`: whether the code takes them."""
+    def __init__(self, code_at: int, *, checksums: bool, joins: bool) -> None:
+        """`checksums`: whether the code takes them; `joins`: whether it makes those of batches of those of records."""
         self._run: Any = ctypes.CFUNCTYPE(_Number, ctypes.c_void_p)(code_at)
         self._tables = _crc_tables() if checksums else None
+        self._refers = joins
         self._own = _Own()
         self._shelf = Shelf()
 
@@ -158,7 +158,7 @@ class NativeScatter:
         if self._tables is None and selection.targets:
             batches = batches[: _sound(batches)]
         own = self._own
-        pass_ = _Pass(own, self._shelf, batches, selection, spread, self._tables, load)
+        pass_ = _Pass(own, self._shelf, batches, selection, spread, self._tables, load, refers=self._refers)
         expanded_size = 0
         while True:
             outcome = self._run(own.sheet_at)
@@ -193,6 +193,8 @@ class _Pass:
         spread: Spread,
         tables: Any,
         load: Load | None,
+        *,
+        refers: bool,
     ) -> None:
         self._own = own
         self._shelf = shelf
@@ -212,7 +214,7 @@ class _Pass:
         self._histogram = None if load is None else (_Number * (2 * LOAD_BUCKETS))()
         self._written = 0
         self._room = len(batches) + HEADER_SIZE + _SLACK
-        if self._takes_checksums or not (self._refer() or self._lend()):
+        if self._takes_checksums or not ((refers and self._refer()) or self._lend()):
             self._regions(self._room)
         factor, shift = _divides_by(spread.initial)
         _SHEET.pack_into(
@@ -253,9 +255,7 @@ class _Pass:
         if self._load is not None or size < _REFERRED_FROM * len(parts) or not parts:
             return False
         batch_size, attributes, record_size = _first(self._batches)
-        if record_size < _REFERRED_SIZE or batch_size > _REFERRED_BATCH_MAX:
-            return False
-        if attributes & (COMPRESSION_MASK | CONTROL):
+        if record_size < _REFERRED_SIZE or attributes & (COMPRESSION_MASK | CONTROL):
             return False
         batches = int(size / batch_size * _BATCHES_MORE) + 2
         rooms: list[tuple[int, int]] = []
@@ -275,7 +275,6 @@ class _Pass:
             self._referred.append((memory[start : start + behind], at, ends_at))
             start += behind
             at += behind
-        self._regions(2 * max(batch_size, _REFERRED_BATCH_MAX) + HEADER_SIZE + _SLACK)
         return True
 
     def _lend(self) -> bool:

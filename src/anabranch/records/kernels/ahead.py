@@ -39,6 +39,7 @@ def machine_code(kernel: Any, features: str = "") -> bytes:
     for function in module.functions:
         if function.name != _ENTRY and not function.is_declaration:
             function.linkage = llvm.Linkage.internal
+            function.add_function_attribute("alwaysinline")  # Or the code would begin with it, if it is long.
     target = llvm.Target.from_default_triple()
     machine = target.create_target_machine(cpu="", features=features, opt=3, reloc="pic", codemodel="small")
     options = llvm.create_pipeline_tuning_options(speed_level=3)

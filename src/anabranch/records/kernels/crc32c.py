@@ -147,8 +147,36 @@ _LONG, _SHORT = 1024, 128
 _PIECE_MIN = 32
 """Bytes of a piece below which joining takes longer than three times as many steps."""
 _FACTORS_AT, _JOINTS_AT = 8192, 8448
+_ODD_JOINTS_AT = _JOINTS_AT + 8 + 2 * _LONG
 CRC_TABLES = np.frombuffer(joining_tables((_LONG, _SHORT)), np.uint8)
 """How to join checksums of neighbouring pieces: a kernel that takes them is given the address."""
+
+
+@inlined
+def crc_factor(size: int, tables: int) -> int:
+    """What takes a CRC as many bytes further (`crc_times`). Only where JOINS_CRC."""
+    joints = tables + _JOINTS_AT
+    factor = i64(joints + (size & 2 * _LONG - 8))
+    if size & 7 != 0:
+        factor = crc_times(factor >> 1, i64(tables + _ODD_JOINTS_AT + 8 * (size & 7))) << 1
+    for _ in range(size // (2 * _LONG)):
+        factor = crc_times(factor >> 1, i64(joints + 2 * _LONG)) << 1
+    return factor
+
+
+@inlined
+def crc_times(crc: int, factor: int) -> int:
+    """A CRC behind as many bytes of zeros as the factor is for: to join pieces, add the CRC of the second to it.
+
+    Half of a factor is what becomes of another: the two together are for as many bytes as both. Only where JOINS_CRC.
+    """
+    return _crc_64(0, _multiplied(crc, factor))
+
+
+@inlined
+def crc_step(crc: int, word: int) -> int:
+    """A CRC, without the changes at its begin and at its end, over eight bytes more."""
+    return _crc_64(crc, word)
 
 
 @inlined

@@ -4,12 +4,13 @@ Of every batch a target is given a batch with the header of the original, but fo
 checksum, and with those records that the target wants, byte for byte; nothing where it wants none. Control batches are
 given to all. A record is moved as soon as its key is hashed, so each byte is read once while it is near.
 
-A batch that is given on has a new checksum, so the one that it had is looked at first: what has changed since it was
+A batch that is given on has a new checksum, so the one that it had is looked at, too: what has changed since it was
 written must not pass for sound.
 
 Long records need not be moved to where they are sent from: a target is then given PIECES, which say where its bytes are
-in the order in which they are sent. What is moved then is for the checksum alone, into memory that stays near because
-each batch begins there again.
+in the order in which they are sent. Then a checksum is taken of each record, once, and those of all batches that it is
+part of are joined from these: that of the original, which is compared when its records are through, and that of what a
+target is given. Nothing of a batch is given before that.
 
 Compiled ahead of time as `examine` is (`ahead`), but for processors with an instruction for CRC-32C, or with
 multiplication without carries: without them, CHECKSUMS is False and the caller takes the checksums.
@@ -27,6 +28,9 @@ from anabranch.records.kernels.crc32c import (
     JOINS_CRC,
     LATE_AT,
     LATE_SIZE_MIN,
+    crc_factor,
+    crc_step,
+    crc_times,
     take_crc,
     take_crc_and,
 )
@@ -68,18 +72,21 @@ CELLS_AT, CELL_GROUPS, CELLS_IN_GROUP, TARGETS_AT, TARGET_COUNT = 8, 9, 10, 11, 
 SIZES_ASKED, SIZE_MIN, SIZE_MAX, WANTED_AT, WANTED_MASK, REFUSED_AT, REFUSED_MASK = 13, 14, 15, 16, 17, 18, 19
 HISTOGRAM_AT, HISTOGRAM_START, HISTOGRAM_SHIFT, HISTOGRAM_LAST = 20, 21, 22, 23
 SHIFT, GUIDE_AT = 24, 25
-# REFERS: whether targets are given pieces. Then the answer: the first batch that was not scattered, and the offset
-# behind the last one that was.
+# REFERS: whether targets are given pieces, for which there must be JOINS. Then the answer: the first batch that was not
+# scattered, and the offset behind the last one that was.
 REFERS, STOPPED_AT, NEXT_OFFSET = 26, 27, 28
 SHEET_SIZE = 29
 # A cell: the places from START to LAST, and the target of their records.
 CELL_START, CELL_LAST, CELL_TARGET, CELL_SIZE = 0, 8, 16, 24
 # A target: where it goes on, how far it may be written, what it holds, and what it was given of the current batch.
 TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS = 0, 8, 16, 24, 32
-# Where it is given pieces: behind the last one, and how far there may be some; memory for headers, short records and
-# control batches; both also with what is of the current batch; where the ends of pieces go, and the last one.
+# Where it is given pieces, only what it holds of these, and: behind the last piece, and how far there may be some;
+# memory for headers, short records and control batches; both also with what is of the current batch; where the ends of
+# pieces go, and the last one; of the records of the current batch the bytes, the checksum, and half of what takes
+# another so many bytes further.
 PIECES_AT, PIECES_END, PIECES_NOW, OWN_AT, OWN_END, OWN_NOW, ENDS_AT, LAST_END = 40, 48, 56, 64, 72, 80, 88, 96
-TARGET_SIZE = 104
+BATCH_SIZE, BATCH_CRC, BATCH_HALF_FACTOR = 104, 112, 120
+TARGET_SIZE = 128
 # A piece, as the system's writev takes it: its address and its size. An end: the bytes of all pieces so far.
 PIECE_BYTES, PIECE_SIZE, END_SIZE = 8, 16, 8
 REFERRED_MIN = 512
@@ -97,7 +104,7 @@ _GUIDE_MASK = (1 << GUIDE_BITS) - 1
 _AHEAD, _AHEAD_MAX = 2048, 128 * 1024
 """Bytes that are brought near before they are read: of the next batch, where this one is near since its checksum."""
 _LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
-_COUNT_SHIFT = 8 * (_COUNT_AT - CRC_FROM - LATE_AT)
+_WITH_COUNT_AT = CRC_FROM + LATE_AT
 
 
 @inlined
@@ -241,8 +248,30 @@ def _target_of(cells: int, groups: int, group_size: int, place: int) -> int:
 
 
 @inlined
-def _begin(target: int, needed: int) -> bool:
-    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for a piece."""
+def _write_head(made: int, batch: int) -> None:
+    """Put a header before the records that a target may be given of a batch, but for its length, count and CRC."""
+    _move(made, batch, HEADER_SIZE)
+    put_be16(made + _ATTRIBUTES_AT, be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK)
+
+
+@inlined
+def _begin(target: int, batch: int, needed: int) -> bool:
+    """Begin a batch of a target; whether there is room for `needed` bytes."""
+    made = i64(target + TARGET_AT)
+    if i64(target + TARGET_END) - made < needed:
+        return False
+    put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
+    _write_head(made, batch)
+    put32(made + _COUNT_AT, 0)
+    return True
+
+
+@inlined
+def _begin_pieces(target: int, batch: int, needed: int, none: int) -> bool:
+    """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for a piece.
+
+    `none`: what takes a checksum no bytes further.
+    """
     pieces = i64(target + PIECES_AT)
     own = i64(target + OWN_AT)
     if i64(target + PIECES_END) - pieces < PIECE_SIZE:
@@ -253,16 +282,23 @@ def _begin(target: int, needed: int) -> bool:
     put64(pieces + PIECE_BYTES, HEADER_SIZE)
     put64(target + PIECES_NOW, pieces + PIECE_SIZE)
     put64(target + OWN_NOW, own + HEADER_SIZE)
+    put64(target + BATCH_SIZE, 0)
+    put64(target + BATCH_CRC, 0)
+    put64(target + BATCH_HALF_FACTOR, none >> 1)
+    _write_head(own, batch)
     return True
 
 
 @inlined
-def _refer(target: int, record: int, size: int, given: bool) -> bool:
-    """Add a record to the pieces of a target, a short or a `given` one in memory of its own; whether there is room."""
+def _refer(target: int, record: int, size: int, given: bool) -> int:
+    """Add a record to the pieces of a target, a short or a `given` one in memory of its own.
+
+    Return where it is sent from; NOWHERE if there is no room.
+    """
     if size < REFERRED_MIN or given:
         own = i64(target + OWN_NOW)
         if size > i64(target + OWN_END) - SLACK - own:
-            return False
+            return NOWHERE
         _move(own, record, size)
         put64(target + OWN_NOW, own + size)
         record = own
@@ -273,11 +309,20 @@ def _refer(target: int, record: int, size: int, given: bool) -> bool:
         put64(last + PIECE_BYTES, last_size + size)
     else:
         if i64(target + PIECES_END) - piece < PIECE_SIZE:
-            return False
+            return NOWHERE
         put64(piece, record)
         put64(piece + PIECE_BYTES, size)
         put64(target + PIECES_NOW, piece + PIECE_SIZE)
-    return True
+    return record
+
+
+@inlined
+def _join(target: int, size: int, crc: int, further: int) -> None:
+    """Note a record that a target is given of the current batch. `further`: what takes a checksum past it."""
+    put64(target + BATCH_SIZE, i64(target + BATCH_SIZE) + size)
+    put64(target + BATCH_CRC, crc_times(i64(target + BATCH_CRC), further) ^ crc)
+    put64(target + BATCH_HALF_FACTOR, crc_times(i64(target + BATCH_HALF_FACTOR), further))
+    put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
 
 
 @inlined
@@ -299,41 +344,53 @@ def _keep(target: int) -> None:
 
 
 @inlined
-def _head(target: int, batch: int, refers: int) -> None:
-    """Put a header before the records that a target may be given of a batch, but for its length, count and CRC."""
-    made = i64(target + TARGET_AT)
-    attributes = be16(batch + _ATTRIBUTES_AT) & ~COMPRESSION_MASK
-    _move(made, batch, HEADER_SIZE)
-    put_be16(made + _ATTRIBUTES_AT, attributes)
-    put32(made + _COUNT_AT, 0)
-    if refers != 0:
-        own = i64(target + OWN_AT)
-        _move(own, batch, HEADER_SIZE)
-        put_be16(own + _ATTRIBUTES_AT, attributes)
+def _late(records: int) -> int:
+    """The count of a header as it is read, in the word that ends with it."""
+    swapped = (records & 0xFF) << 24 | (records & 0xFF00) << 8 | (records >> 8) & 0xFF00 | (records >> 24) & 0xFF
+    return swapped << 32
 
 
 @inlined
-def _close(target: int, tables: int, refers: int) -> None:
-    """Complete the header of the records that a target was given of a batch, where it is sent from.
+def _close(target: int, tables: int) -> None:
+    """Complete the header of the records that a target was given of a batch.
 
     Nothing is read of what was just written: it would have to wait. So the checksum is told the count, if it can be.
     """
     made = i64(target + TARGET_AT)
     end = i64(target + TARGET_WRITTEN_TO)
     records = i64(target + TARGET_BATCH_RECORDS)
-    sent = made if refers == 0 else i64(target + OWN_AT)
-    put_be32(sent + _LENGTH_AT, end - made - LENGTH_END)
+    put_be32(made + _LENGTH_AT, end - made - LENGTH_END)
     if tables != 0:
-        late = (records & 0xFF) << 24 | (records & 0xFF00) << 8 | (records >> 8) & 0xFF00 | (records >> 24) & 0xFF
         if not FOLDS_CRC or end - made - CRC_FROM < LATE_SIZE_MIN:
             put_be32(made + _COUNT_AT, records)
-        put_be32(sent + _CRC_AT, take_crc_and(made + CRC_FROM, end, tables, late << _COUNT_SHIFT))
-    put_be32(sent + _COUNT_AT, records)
-    if refers != 0:
-        _keep(target)
-    else:
-        put64(target + TARGET_AT, end)
+        put_be32(made + _CRC_AT, take_crc_and(made + CRC_FROM, end, tables, _late(records)))
+    put_be32(made + _COUNT_AT, records)
+    put64(target + TARGET_AT, end)
     put64(target + TARGET_RECORDS, i64(target + TARGET_RECORDS) + records)
+
+
+@inlined
+def _head_crc(batch: int, attributes: int) -> int:
+    """The checksum of a header, as of `crc_step`, up to the word that ends with the count."""
+    swapped = (attributes & 0xFF) << 8 | (attributes >> 8) & 0xFF
+    crc = crc_step(MASK_32, i64(batch + CRC_FROM) & ~0xFFFF | swapped)
+    for place in range(batch + CRC_FROM + 8, batch + _WITH_COUNT_AT, 8):
+        crc = crc_step(crc, i64(place))
+    return crc
+
+
+@inlined
+def _close_pieces(target: int, batch: int, head_crc: int) -> None:
+    """As `_close`, for a target that is given pieces. `head_crc`: as of `_head_crc`."""
+    own = i64(target + OWN_AT)
+    records = i64(target + TARGET_BATCH_RECORDS)
+    crc = crc_step(head_crc, i64(batch + _WITH_COUNT_AT) & MASK_32 | _late(records)) ^ MASK_32
+    crc = crc_times(crc, i64(target + BATCH_HALF_FACTOR) << 1) ^ i64(target + BATCH_CRC)
+    put_be32(own + _LENGTH_AT, HEADER_SIZE + i64(target + BATCH_SIZE) - LENGTH_END)
+    put_be32(own + _CRC_AT, crc)
+    put_be32(own + _COUNT_AT, records)
+    put64(target + TARGET_RECORDS, i64(target + TARGET_RECORDS) + records)
+    _keep(target)
 
 
 @kernel
@@ -369,6 +426,7 @@ def scatter(sheet: int) -> int:
     histogram_shift = i64(sheet + 8 * HISTOGRAM_SHIFT)
     histogram_last = i64(sheet + 8 * HISTOGRAM_LAST)
     refers = i64(sheet + 8 * REFERS)
+    none = crc_factor(0, tables) if refers != 0 else 0
     while True:
         put64(sheet + 8 * STOPPED_AT, at)
         if end - at < HEADER_SIZE:
@@ -378,17 +436,19 @@ def scatter(sheet: int) -> int:
             return MALFORMED
         if size > end - at:
             return DONE
-        is_checked = tables != 0 and targets < targets_end and given_at == 0  # Given records were of a sound batch.
-        if is_checked and take_crc(at + CRC_FROM, at + size, tables) != be32(at + _CRC_AT) & MASK_32:
-            return DAMAGED
         base_offset = be64(at)
         attributes = be16(at + _ATTRIBUTES_AT)
         count = be32(at + _COUNT_AT)
         record = at + HEADER_SIZE
         records_end = at + size
         whole = (attributes & CONTROL) != 0
+        packed = (attributes & COMPRESSION_MASK) != 0 and not whole and count > 0
         given = False
-        if (attributes & COMPRESSION_MASK) != 0 and not whole and count > 0:
+        joins = refers != 0 and (attributes & (CONTROL | COMPRESSION_MASK)) == 0
+        is_checked = not joins and tables != 0 and targets < targets_end and given_at == 0
+        if is_checked and take_crc(at + CRC_FROM, records_end, tables) != be32(at + _CRC_AT) & MASK_32:
+            return DAMAGED
+        if packed:
             if given_at == 0:
                 return COMPRESSED
             record = given_at
@@ -399,14 +459,12 @@ def scatter(sheet: int) -> int:
             needed += records_end - record
         target = targets
         while target < targets_end:
-            made = i64(target + TARGET_AT)
-            if i64(target + TARGET_END) - made < needed:
+            if refers != 0:
+                if not _begin_pieces(target, at, needed, none):
+                    return FULL
+            elif not _begin(target, at, needed):
                 return FULL
-            if refers != 0 and not _begin(target, needed):
-                return FULL
-            put64(target + TARGET_WRITTEN_TO, made + HEADER_SIZE)
             put64(target + TARGET_BATCH_RECORDS, 0)
-            _head(target, at, refers)
             target += TARGET_SIZE
         if whole:  # Only now: the batch is begun again for all targets if one of them has no room for it.
             target = targets
@@ -423,19 +481,25 @@ def scatter(sheet: int) -> int:
                     put64(target + TARGET_AT, made + size)
                 target += TARGET_SIZE
         if not whole:
+            is_sound, head_crc, crc = True, 0, 0
+            if refers != 0:
+                head_crc = _head_crc(at, attributes & ~COMPRESSION_MASK)
+                crc = crc_step(head_crc, i64(at + _WITH_COUNT_AT)) ^ MASK_32
             ahead = record
             distance = min(max(records_end - record, _AHEAD), _AHEAD_MAX) if is_checked else _AHEAD
             for _ in range(count):
                 length, body = _number(record, records_end)
                 if body > records_end or length < 1 or length > records_end - body:
-                    return MALFORMED
+                    is_sound = False
+                    break
                 record_end = body + length
                 while ahead < record_end:
                     prefetch_to_read_later(ahead + distance)
                     ahead += 64
                 field, key_size = _key_of(body, record_end, records_end)
                 if field > record_end:
-                    return MALFORMED
+                    is_sound = False
+                    break
                 murmur, divided, chosen = 0, 0, MIXED
                 if key_size >= 0:
                     murmur = murmur2(field, key_size)
@@ -463,26 +527,48 @@ def scatter(sheet: int) -> int:
                     key_end = field + max(key_size, 0)
                     value_size, behind = _number(key_end, record_end)
                     if behind > record_end or value_size > record_end - behind:
-                        return MALFORMED
+                        is_sound = False
+                        break
                     content = max(key_size, 0) + max(value_size, 0)
                     if content < size_min or content > size_max:
                         chosen = NOBODYS
-                if chosen < NOBODYS:
-                    target = targets + chosen * TARGET_SIZE
-                    records = i64(target + TARGET_BATCH_RECORDS)
+                record_size = record_end - record
+                target = targets + chosen * TARGET_SIZE
+                if refers != 0 and (joins or chosen < NOBODYS):
+                    read_at = record
+                    if chosen < NOBODYS:
+                        sent_from = _refer(target, record, record_size, given)
+                        if sent_from == NOWHERE:
+                            return FULL
+                        if given:  # There may be nothing to be read before the first one.
+                            read_at = sent_from
+                    further = crc_factor(record_size, tables)
+                    record_crc = take_crc(read_at, read_at + record_size, tables)
+                    crc = crc_times(crc, further) ^ record_crc
+                    if chosen < NOBODYS:
+                        _join(target, record_size, record_crc, further)
+                elif chosen < NOBODYS:
                     to = i64(target + TARGET_WRITTEN_TO)
-                    if record_end - record > i64(target + TARGET_END) - SLACK - to:
+                    if record_size > i64(target + TARGET_END) - SLACK - to:
                         return FULL
-                    if refers != 0 and not _refer(target, record, record_end - record, given):
-                        return FULL
-                    _move(to, record, record_end - record)
-                    put64(target + TARGET_WRITTEN_TO, to + record_end - record)
-                    put64(target + TARGET_BATCH_RECORDS, records + 1)
+                    _move(to, record, record_size)
+                    put64(target + TARGET_WRITTEN_TO, to + record_size)
+                    put64(target + TARGET_BATCH_RECORDS, i64(target + TARGET_BATCH_RECORDS) + 1)
                 record = record_end
+            if joins:
+                if record != records_end:
+                    crc = take_crc(at + CRC_FROM, records_end, tables)
+                if crc != be32(at + _CRC_AT) & MASK_32:
+                    return DAMAGED
+            if not is_sound:
+                return MALFORMED
             target = targets
             while target < targets_end:
                 if i64(target + TARGET_BATCH_RECORDS) > 0:
-                    _close(target, tables, refers)
+                    if refers != 0:
+                        _close_pieces(target, at, head_crc)
+                    else:
+                        _close(target, tables)
                 target += TARGET_SIZE
         put64(sheet + 8 * RECORDS_AT, 0)  # What was given was this batch's.
         put64(sheet + 8 * NEXT_OFFSET, base_offset + be32(at + _LAST_DELTA_AT) + 1)
