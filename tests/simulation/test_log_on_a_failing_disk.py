@@ -22,7 +22,7 @@ from anabranch.storage.log.log import LocalLog
 from tests.support.batches import make_batch
 from tests.support.thorough import thorough
 
-KINDS = ("open", "write", "truncate", "sync", "rename", "unlink", "replace", "sync_directory")
+KINDS = ("open", "read", "write", "truncate", "sync", "rename", "unlink", "replace", "sync_directory")
 LIVES = thorough(4_000, 120)
 STEPS_MAX = 40
 ATTEMPTS = 6
@@ -58,6 +58,11 @@ class FailingFile(File):
     def __init__(self, path: Path, fd: int, chance: Chance) -> None:
         super().__init__(path, fd)
         self.chance = chance
+
+    def read(self, size: int, position: int) -> bytes:
+        """Read, or fail."""
+        self.chance.meet("read", self.path.name)
+        return super().read(size, position)
 
     def write(self, data: bytes | bytearray | memoryview, position: int) -> None:
         """Write all, or a part."""

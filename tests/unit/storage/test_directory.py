@@ -259,3 +259,30 @@ def test_which_logs_were_not_read_since_a_power_loss_is_noted_once_for_many_and_
     directory = DataDirectory(tmp_path, disk)
     assert not directory._unread & {*map(str, names)}
     directory.release()
+
+
+def test_a_log_that_is_started_behind_what_was_noted_as_synced_opens(tmp_path: Path) -> None:
+    """It was refused, with the advice to do again what had been done."""
+    config = LogConfig(segment_bytes=1_000)
+    directory = DataDirectory(tmp_path, Disk())
+    directory.recovered()
+    log = directory.open_log(TOPIC, config)
+    log.append(make_batch(1), 0, 0)
+    log.flush()
+    log.checkpoint()
+    directory.checkpoints.save()
+    for _ in range(20):
+        log.append(make_batch(1, b"v" * 300), 0, 0)
+    log.flush()
+    end = log.end
+    directory.release()
+    min((tmp_path / "t-0").glob("*.log")).unlink()
+    directory = DataDirectory(tmp_path, Disk())
+    with pytest.raises(OfflineLogError, match="have `anabranch repair` start the log at its first file"):
+        directory.open_log(TOPIC, config)
+    first = directory.survey(TOPIC).first_base
+    assert first is not None and first > 1
+    directory.start_log_at(TOPIC, first)
+    log = directory.open_log(TOPIC, config)
+    assert (log.log_start, log.end) == (first, end)
+    directory.release()

@@ -27,10 +27,20 @@ BATCH_SIZE_MAX = 1 << 31
 MAGIC_POSITION, _CRC_POSITION, _CRC_START = 16, 17, 21
 OFFSETS_AHEAD_MAX = 1 << 40
 """How far above the expected offset a batch behind damage may begin; a bound on accidental checksums to compare."""
+COMPARED_MAX = 16 << 30
+"""Bytes of which checksums are compared, some seconds: records that look like many batches could make it hours."""
+
+
+class TooManyError(DecodeError):
+    """Whether a sound batch lies behind a place would take too long to find out."""
 
 
 def sound_batch_behind(file: File, position: int, size: int, next_offset: int) -> int | None:
-    """Find a sound batch at any byte behind `position` that begins at `next_offset` or later; return its position."""
+    """Find a sound batch at any byte behind `position` that begins at `next_offset` or later; return its position.
+
+    TooManyError where too much looks like one.
+    """
+    compared = 0
     for at in _possible(file, position + 1, size):
         header_bytes = file.read(HEADER_SIZE, at)
         base = int.from_bytes(header_bytes[:8], "big")
@@ -38,10 +48,15 @@ def sound_batch_behind(file: File, position: int, size: int, next_offset: int) -
             continue
         try:
             header = parse_header(header_bytes, 0, size - at)
+            compared += header.size
+            if compared > COMPARED_MAX:
+                break
             check(file.read(header.size, at), 0, header)
         except DecodeError:
             continue
         return at
+    if compared > COMPARED_MAX:
+        raise TooManyError(f"{file.path} has too much behind position {position} that looks like batches")
     return None
 
 
@@ -62,12 +77,15 @@ def _possible(file: File, position: int, size: int) -> Iterator[int]:
 
 
 def is_whole_batch(file: File, position: int, size: int) -> bool:
-    """Whether the bytes from `position` to the file's end are one batch that was written whole, and changed since."""
+    """Whether a batch at `position` was written whole, and has changed since.
+
+    By the size that it says it has, or by its checksum where it is the last of the file.
+    """
     data = file.read(HEADER_SIZE, position)
     if len(data) < HEADER_SIZE:
         return False
     said = int.from_bytes(data[8:12], "big") + 12
-    if said == size - position and data[MAGIC_POSITION] == 2:
+    if HEADER_SIZE <= said <= size - position and data[MAGIC_POSITION] == 2:
         return True
     if size - position > BATCH_SIZE_MAX:  # No batch has bytes as many.
         return False

@@ -134,8 +134,9 @@ class _Entries:
         else:
             self._newest = []
             self._pages.clear()
-            self.open().truncate(count * self._layout.size)
             self._stored = count
+            with contextlib.suppress(OSError):  # What is left is overwritten, or found wrong at the next start.
+                self.open().truncate(count * self._layout.size)
 
     def release(self) -> None:
         self._pages.clear()
@@ -173,9 +174,9 @@ class SparseIndex:
         found = self._places.last_not_above(offset - self._base, 0)
         return self._place(found)
 
-    def floor_of_position(self, position: int) -> int:
-        """The last indexed position that is not above `position`."""
-        return self._place(self._places.last_not_above(position, 1))[1]
+    def floor_of_position(self, position: int) -> tuple[int, int]:
+        """The offset and position of the last indexed batch whose position is not above `position`."""
+        return self._place(self._places.last_not_above(position, 1))
 
     def floor_of_timestamp(self, timestamp: int) -> tuple[int, int, int, int] | None:
         """The last entry, as given to `append`, before whose batch none reaches `timestamp`; None without one."""

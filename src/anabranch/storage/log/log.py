@@ -279,10 +279,9 @@ class LocalLog:
         """Return the sync that makes everything appended so far durable; OSError after a failed sync."""
         if self._failure is not None:
             raise self._failure
-        late, self._late_indexes = self._late_indexes, []
         unsynced = self._segments[self._segments.index_of(self.flushed) :]
         flush, left = plan_flush(
-            [*(each for each in late if each not in unsynced and each in self._segments), *unsynced],
+            [*(each for each in self._late_indexes if each not in unsynced and each in self._segments), *unsynced],
             flushed=self.flushed,
             end=self.end,
             generation=self._generation,
@@ -290,7 +289,7 @@ class LocalLog:
             parent_durable=self._home.durable,
             disk=self._disk,
         )
-        self._late_indexes += left
+        self._late_indexes = left
         return flush
 
     def end_flush(self, flush: Flush, error: OSError | None = None) -> bool:
@@ -518,8 +517,9 @@ class LocalLog:
         """
         index = self._segments.index_of(offset)
         segment = self._segments[index]
-        end = max(min(segment.end, offset), segment.base_offset)
+        end = max(offset, segment.base_offset)
         if position is None:
+            end = min(end, segment.end)
             position = segment.locate(offset) if segment.size else 0
             if position < segment.size:
                 end = segment.header_at(position).base_offset

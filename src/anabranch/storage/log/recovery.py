@@ -22,12 +22,13 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import is_whole
-from anabranch.records.batch import HEADER_SIZE, BatchHeader, check, parse_header
+from anabranch.records.batch import HEADER_SIZE, OFFSET_MAX, BatchHeader, check, parse_header
 from anabranch.runtime.disk import DISCARDED_SUFFIX, Disk, File
 from anabranch.storage.checkpoints import Known
 from anabranch.storage.log.damage import (
     ASIDE_SUFFIX,
     DAMAGED_SUFFIX,
+    TooManyError,
     aside,
     is_whole_batch,
     keep_bytes,
@@ -115,7 +116,10 @@ def recover(
     opening = _Opening(disk, directory, point, epochs, index_interval, visit)
     opening.floor, opening.power_lost, opening.is_recorded = floor, power_lost, known.recovery_point is not None
     compacted = may_be_compacted(disk, directory)
-    opening.gaps = (known.recovery_point is None or floor <= start) and compacted
+    if compacted and known.recovery_point is None:
+        opening.gaps_to = OFFSET_MAX
+    elif compacted and floor <= start:
+        opening.gaps_to = start
     below = [base for base, following in itertools.pairwise(bases) if following <= start]
     bases = bases[len(below) :]
     opening.end = bases[0] if bases else start
@@ -177,8 +181,8 @@ class _Opening:
     ) -> None:
         self.segments: list[Segment] = []
         self.end = 0
-        self.gaps = False
-        """Whether the checked segment may be compacted, so that offsets are missing in it."""
+        self.gaps_to = 0
+        """The offset below which the checked batches may be compacted, so that offsets are missing."""
         self._disk = disk
         self._directory = directory
         self.point = point
@@ -269,10 +273,15 @@ class _Opening:
             self._epochs.start(header.leader_epoch, header.base_offset)
             self._visit(header)
 
-        tail = scan(segment.file, checked, segment.size, segment.end, found, gaps=self.gaps)
+        tail = scan(segment.file, checked, segment.size, segment.end, found, gaps_to=self.gaps_to)
         self.end = segment.end
         reason = tail.reason
-        if later and later[0] == self.end and not self._is_earlier(segment, tail.size, self.end):
+        if reason is not None and self._is_earlier(segment, tail.size, self.end):
+            raise OfflineLogError(
+                f"{segment.path}, position {tail.size}: {reason}. A sound batch lies there: its offset has changed, or "
+                "that of the batch before. Nothing was cut; restore the file from a copy, or delete the topic."
+            )
+        if later and later[0] == self.end:
             reason = None  # Bytes behind are of an append that failed: no offset of theirs was given.
         elif later and reason is None:
             reason = f"it ends at offset {self.end}, the next file begins at {later[0]}"
@@ -322,7 +331,10 @@ class _Opening:
         if self.end < self.floor:
             behind = f"records up to offset {self.floor} were synced"
         elif not self.power_lost:
-            behind = self._proof_behind(segment, position, later)
+            try:
+                behind = self._proof_behind(segment, position, later)
+            except TooManyError as error:
+                behind = str(error)
         if behind is not None:
             raise OfflineLogError(
                 f"{segment.path}, position {position}: {reason}. This is no torn tail: {behind}. Nothing was cut; "
@@ -362,9 +374,12 @@ def scan(
     next_offset: int,
     visit: Callable[[int, BatchHeader], None],
     *,
-    gaps: bool = False,
+    gaps_to: int = 0,
 ) -> Tail:
-    """Check the batches from `position` to `size`: header, length, CRC, and that offsets go on from `next_offset`."""
+    """Check the batches from `position` to `size`: header, length, CRC, and that offsets go on from `next_offset`.
+
+    `gaps_to`: the offset below which some may be missing.
+    """
     start, window = position, b""
     while position < size:
         if size - position < HEADER_SIZE:
@@ -375,7 +390,7 @@ def scan(
             header = parse_header(window, position - start, size - position)
         except DecodeError as error:
             return Tail(position, str(error))
-        if header.base_offset < next_offset or (header.base_offset > next_offset and not gaps):
+        if header.base_offset < next_offset or header.base_offset > max(next_offset, gaps_to):
             return Tail(position, f"the batch begins at offset {header.base_offset}, expected {next_offset}")
         if position + header.size > start + len(window):
             start, window = position, file.read(max(SCAN_SIZE, header.size), position)
@@ -446,7 +461,7 @@ def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int], start:
         nonlocal end
         end = header.next_offset
 
-    tail = scan(swap, 0, swap.size(), base, found, gaps=True)
+    tail = scan(swap, 0, swap.size(), base, found, gaps_to=OFFSET_MAX)
     if tail.reason is None and base < end <= start:
         disk.discard([swap.path])
         return

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from anabranch.records.batch import BatchHeader
+from anabranch.records.batch import OFFSET_MAX, BatchHeader
 from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.batch_files import Source
@@ -90,7 +90,7 @@ def scrub(disk: Disk, directory: Path, source: Source, pause: Callable[[int], No
 
     # Offsets may be missing in any segment: one that was compacted for another log need not say so. A base offset that
     # has changed shows as well, in the next batch, or in the end.
-    tail = scan(file, 0, min(source.size, file.size()), source.base_offset, found, gaps=True)
+    tail = scan(file, 0, min(source.size, file.size()), source.base_offset, found, gaps_to=OFFSET_MAX)
     reason = tail.reason
     if reason is None and tail.size < source.size:
         reason = f"the file ends here, {source.size} bytes were in it"

@@ -325,7 +325,8 @@ class Segment:
         try:
             self._restore_from_index()
         except DecodeError:
-            self.rebuild_index()
+            with contextlib.suppress(DecodeError):  # What is damaged before the cut is there still.
+                self.rebuild_index()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -385,7 +386,18 @@ class Segment:
         recent = self._recent_positions
         if recent and recent[0] <= limit:
             return recent[bisect_right(recent, limit) - 1]
-        return self.index.floor_of_position(limit)
+        return self._indexed(limit, position)
+
+    def _indexed(self, limit: int, position: int) -> int:
+        """The last position of the index that is at most `limit`, if it is above `position`; else one that is not."""
+        offset, found = self.index.floor_of_position(limit)
+        try:
+            if found <= position or self.header_at(found).base_offset == offset:
+                return found
+        except DecodeError:
+            pass
+        self.rebuild_index()
+        return self.index.floor_of_position(limit)[1]
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
@@ -474,7 +486,7 @@ class Segment:
                 if position < self.size and self.header_at(position).base_offset == offset:
                     self.index.cut_from_position(position + 1)
                     found = self._restore_from_index(end)
-                    if len(self.index) and (end is None or self.end >= end):
+                    if end is None or self.end >= end:
                         return found
         except DecodeError:
             pass
@@ -483,16 +495,16 @@ class Segment:
     def rebuild_index(self, end: int | None = None) -> int:
         """Build the index from the headers of the batches before the offset `end`; answer where they end.
 
-        After a DecodeError it ends where it did: what is behind the damage must not seem to be synced, or gone.
+        After a DecodeError or an OSError it ends where it did: what was not read must not seem to be synced, or gone.
         """
         before = self.end, self.max_timestamp
-        self.begin_anew()
         try:
+            self.begin_anew()
             for position, header in self.walk():
                 self.note_header(position, header)
                 if end is not None and header.next_offset >= end:
                     break
-        except DecodeError:
+        except (DecodeError, OSError):
             self.begin_anew()
             self.end, self.max_timestamp = before
             raise
@@ -511,25 +523,28 @@ class Segment:
     def _restore_from_index(self, end: int | None = None) -> int:
         """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on.
 
-        DecodeError for bytes that are no batch, and where the timestamp of the entry is not that of its batch.
+        Return the position where the batches before the offset `end` end. DecodeError for bytes that are no batch, and
+        where the timestamp of the entry is not that of its batch; after that, or an OSError, nothing has changed.
         """
-        self.max_timestamp = _NO_MAXIMUM
-        self._indexed_to = 0
-        if not len(self.index):
-            return 0
-        _, last, timestamp, timestamp_offset = self.index.last()
-        self._check_time(timestamp, timestamp_offset)
-        if timestamp != NO_TIMESTAMP:
-            self.max_timestamp = MaxTimestamp(timestamp, timestamp_offset)
-        for position, header in self.walk(last):
-            if position == last:
-                self._indexed_to = position + header.size
-            if header.max_timestamp > self.max_timestamp.timestamp:
-                self.max_timestamp = MaxTimestamp(header.max_timestamp, header.last_offset)
-            self.end = header.next_offset
-            if end is not None and self.end >= end:
-                return position + header.size
-        return self.size
+        largest, indexed_to, found, behind = _NO_MAXIMUM, 0, self.end, 0
+        if self.size:
+            if not len(self.index):
+                raise DecodeError("the index is empty")
+            _, last, timestamp, timestamp_offset = self.index.last()
+            self._check_time(timestamp, timestamp_offset)
+            if timestamp != NO_TIMESTAMP:
+                largest = MaxTimestamp(timestamp, timestamp_offset)
+            for position, header in self.walk(last):
+                behind = position + header.size
+                if position == last:
+                    indexed_to = behind
+                if header.max_timestamp > largest.timestamp:
+                    largest = MaxTimestamp(header.max_timestamp, header.last_offset)
+                found = header.next_offset
+                if end is not None and found >= end:
+                    break
+        self.end, self.max_timestamp, self._indexed_to = found, largest, indexed_to
+        return behind
 
     def _clear_recent(self) -> None:
         self._recent_offsets = self._recent_positions = _NOTHING

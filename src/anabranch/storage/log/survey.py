@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.machines.partition.producers import ProducerTable, origin
-from anabranch.records.batch import BatchHeader, check
+from anabranch.records.batch import OFFSET_MAX, BatchHeader, check
 from anabranch.runtime.disk import Disk, OddFileError
 from anabranch.storage.log.epochs import EpochsFile
 from anabranch.storage.log.recovery import SWAP_SUFFIX, base_of, scan
@@ -93,7 +93,7 @@ def _is_left_over(swap: Segment, begins: Iterable[int]) -> bool:
         nonlocal end
         end = header.next_offset
 
-    reason = scan(swap.file, 0, swap.size, swap.base_offset, visit, gaps=True).reason
+    reason = scan(swap.file, 0, swap.size, swap.base_offset, visit, gaps_to=OFFSET_MAX).reason
     return reason is None and swap.base_offset < end != min((other for other in begins if other >= end), default=end)
 
 
@@ -113,5 +113,5 @@ def _last_epoch(segment: Segment) -> int:
         nonlocal epoch
         epoch = header.leader_epoch
 
-    scan(segment.file, 0, segment.size, segment.base_offset, visit, gaps=True)
+    scan(segment.file, 0, segment.size, segment.base_offset, visit, gaps_to=OFFSET_MAX)
     return epoch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from anabranch.records.batch import headers
 from anabranch.runtime.disk import Disk, File
 from anabranch.storage.checkpoints import LOG_STARTS_FILE, RECOVERY_POINTS_FILE, SYNCED_FILE
+from anabranch.storage.log import damage
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.epochs import FILE as EPOCHS_FILE
 from anabranch.storage.log.log import LocalLog, OfflineLogError
@@ -77,7 +80,7 @@ def test_a_bit_flipped_in_the_last_batch_is_no_torn_tail(tmp_path: Path, place: 
     if 12 <= place < 16:
         assert open_log(tmp_path).end == 6
     else:
-        with pytest.raises(OfflineLogError, match="whole batch"):
+        with pytest.raises(OfflineLogError, match=r"whole batch|offset has changed"):
             open_log(tmp_path)
 
 
@@ -420,3 +423,159 @@ def test_a_clean_stop_leaves_nothing_of_an_append_that_failed(tmp_path: Path, mo
             log.append(make_batch(1), 3, 0)
     log.close()
     assert open_log(tmp_path).end == 2
+
+
+class Reads:
+    """Reads of log files, of which one may fail: the `failing`-th from now on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.failing = 0
+        read = File.read
+
+        def read_or_fail(file: File, size: int, position: int) -> bytes:
+            if file.path.suffix == ".log" and self.failing:
+                self.failing -= 1
+                if not self.failing:
+                    raise OSError(errno.EIO, "Input/output error")
+            return read(file, size, position)
+
+        monkeypatch.setattr(File, "read", read_or_fail)
+
+
+@pytest.mark.parametrize("failing", range(1, 8))
+def test_a_read_that_fails_while_a_log_is_cut_leaves_no_earlier_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """The end was sought from the index on: acknowledged records were cut, and their offsets given again."""
+    log = open_log(tmp_path, LogConfig(durability=Durability.FSYNC, index_interval_bytes=1 << 30))
+    log.append(make_batch(1, b"v" * 2_000), 3, 0)
+    fill(log, 60)
+    log.flush()
+    synced = log.flushed
+    fill(log, 1)
+    log.end_flush(log.begin_flush(), OSError(errno.EIO, "Input/output error"))
+    reads = Reads(monkeypatch)
+    reads.failing = failing
+    with suppress(OSError):
+        log.resume(10_000)
+    reads.failing = 0
+    log.resume(20_000)
+    assert (log.end, log.flushed, log.segments[-1].end) == (synced, synced, synced)
+    fill(log, 1)
+    log.flush()
+    log.close()
+    assert base_offsets(open_log(tmp_path)) == [0, *range(1, synced + 2, 2)]
+
+
+def test_damage_before_the_cut_leaves_no_earlier_end(tmp_path: Path) -> None:
+    log = open_log(tmp_path, LogConfig(durability=Durability.FSYNC))
+    fill(log, 5)
+    log.flush()
+    fill(log, 1)
+    log.end_flush(log.begin_flush(), OSError(errno.EIO, "Input/output error"))
+    (file,) = (tmp_path / "t-0").glob("*.log")
+    flip(file, 2 * BATCH + 16)
+    log.resume(10_000)
+    assert (log.end, log.flushed, log.segments[-1].end) == (10, 10, 10)
+    fill(log, 1)
+    log.flush()
+    flip(file, 2 * BATCH + 16)
+    assert base_offsets(open_log(tmp_path)) == [0, 2, 4, 6, 8, 10]
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_read_that_fails_while_an_index_is_built_anew_leaves_the_segment_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: bool
+) -> None:
+    """It seemed to end where reading did: what followed counted as synced, and readers passed over it."""
+    config = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
+    log = open_log(tmp_path, config)
+    fill(log, 1_200)
+    if sealed:
+        log.finish_segment(log.end)
+    log.close()
+    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 100 + 7)
+    log = open_log(tmp_path, config)
+    fill(log, 1)
+    segment = log.segments[0]
+    before = segment.end, segment.max_timestamp
+    reads = Reads(monkeypatch)
+    for failing in range(1, 50):
+        reads.failing = failing
+        with suppress(OSError):
+            log.read(200, 500)
+        reads.failing = 0
+        assert (segment.end, segment.max_timestamp) == before
+        if not sealed:
+            assert [file.path for file in log.begin_flush().files][:1] == [segment.path]
+    found = log.read(200, 500)
+    assert found is not None
+    assert next(headers(found.view()))[1].base_offset == 200
+
+
+@pytest.mark.parametrize("bit", [4, 64])
+def test_a_changed_offset_where_offsets_may_be_missing_hides_no_batch_behind_it(tmp_path: Path, bit: int) -> None:
+    """All that was noted as synced is deleted, and the log may be compacted below."""
+    log = open_log(tmp_path, LogConfig(durability=Durability.FSYNC))
+    fill(log, 5)
+    log.flush()
+    log.delete_before(10)
+    log.flush()
+    log.checkpoint()
+    fill(log, 4)
+    log.flush()
+    (tmp_path / "t-0" / CLEANER_FILE).write_text("")
+    file = max((tmp_path / "t-0").glob("*.log"))
+    assert file.stat().st_size == 4 * BATCH
+    for place in (3, 1):
+        flip(file, place * BATCH + 7, bit)
+        before = content(tmp_path / "t-0")
+        with pytest.raises(OfflineLogError, match=r"whole batch|offset has changed"):
+            open_log(tmp_path)
+        assert content(tmp_path / "t-0") == before
+        flip(file, place * BATCH + 7, bit)
+    assert open_log(tmp_path).end == 18
+
+
+@pytest.mark.parametrize("place", [5, 18, 25, 57, 70, 150])
+def test_a_bit_flipped_in_the_batch_before_a_torn_one_is_no_torn_tail(tmp_path: Path, place: int) -> None:
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 4)
+    file = tmp_path / "t-0" / f"{0:020d}.log"
+    os.truncate(file, 3 * BATCH + 100)
+    flip(file, 2 * BATCH + place)
+    before = content(tmp_path / "t-0")
+    with pytest.raises(OfflineLogError, match="whole batch"):
+        open_log(tmp_path)
+    assert content(tmp_path / "t-0") == before
+
+
+def test_what_looks_like_many_batches_behind_a_torn_one_takes_no_hours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(damage, "COMPARED_MAX", 100_000)
+    log = open_log(tmp_path, LogConfig())
+    fill(log, 1)
+    head = bytearray(make_batch(1, b"v" * 10_000)[:61])
+    head[7] = 5  # Its offset is one that may come.
+    log.append(make_batch(1, bytes(head) * 1_000), 3, 0)
+    file = tmp_path / "t-0" / f"{0:020d}.log"
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(OfflineLogError, match="too much behind position"):
+        open_log(tmp_path)
+
+
+def test_a_read_follows_no_wrong_position_of_the_index(tmp_path: Path) -> None:
+    """An answer without one whole batch let its reader ask for ever."""
+    config = LogConfig(durability=Durability.OS, index_interval_bytes=1)
+    log = open_log(tmp_path, config)
+    for _ in range(600):
+        log.append(make_batch(1, b"v" * 5_000), 3, 0)
+    log.close()
+    size = next(headers((tmp_path / "t-0" / f"{0:020d}.log").read_bytes()))[1].size
+    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 6 + 7, 2)
+    log = open_log(tmp_path, config)
+    for size_max in (6_000, 9_000, 2 * size + 2):
+        found = log.read(5, size_max)
+        assert found is not None
+        assert found.size == size_max // size * size

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from anabranch.runtime.disk import File
 from anabranch.storage.log.index import PAGE_ENTRIES, SparseIndex
 from tests.support.disks import FaultyDisk
 
@@ -34,7 +36,7 @@ def test_every_lookup_answers_as_a_list_would(count: int, stored: bool) -> None:
     for number in {0, 1, count // 2, count - 1, min(count - 1, PAGE_ENTRIES), max(0, count - PAGE_ENTRIES)}:
         if number < count:
             assert index.floor(1_000 + number * 10 + 9) == (1_000 + number * 10, number * 100)
-            assert index.floor_of_position(number * 100 + 99) == number * 100
+            assert index.floor_of_position(number * 100 + 99)[1] == number * 100
             last = number // 2 * 2 + 1
             entry = index.floor_of_timestamp(number // 2 * 2 + 1)
             assert entry is not None and entry[1] == min(last, count - 1) * 100
@@ -75,3 +77,23 @@ def test_a_full_disk_costs_memory_and_nothing_else() -> None:
     again = SparseIndex(disk, HERE, 1_000)
     assert again.load()
     assert len(again) == 3 * PAGE_ENTRIES
+
+
+def test_where_a_file_cannot_be_cut_the_two_still_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One was cut, and the other one never: every later entry was two halves of different ones."""
+    disk = FaultyDisk(0)
+    index = filled(disk, 2 * PAGE_ENTRIES)
+    opened = disk.open
+
+    def refuse(path: Path, *, create: bool = False) -> File:
+        if path.name.endswith(".timeindex"):
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, create=create)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", refuse)
+        index.cut_from_position(301)
+    index.append(1_040, 400, 7, 1_030)
+    assert index.last() == (1_040, 400, 7, 1_030)
+    entry = index.floor_of_timestamp(8)
+    assert entry == (1_040, 400, 7, 1_030)
