@@ -54,14 +54,16 @@ class Shelf:
         if not SIZE_MIN <= size <= SIZE_MAX:
             return memoryview(bytearray(size))
         room = size_lent(size)
-        fitting = sorted(each for each, free in self._free.copy().items() if free and room <= each <= 2 * room)
-        for each in fitting:
-            piece = _popped(self._free, each)
-            if piece is not None:
-                room = each
-                break
-        else:
-            piece = self._cut(room)
+        piece = _popped(self._free, room)
+        if piece is None:
+            larger = sorted(each for each, free in self._free.copy().items() if free and room < each <= 2 * room)
+            for each in larger:
+                piece = _popped(self._free, each)
+                if piece is not None:
+                    room = each
+                    break
+            else:
+                piece = self._cut(room)
         lent = _lent_type(room).from_buffer(*piece)
         lent.shelf, lent.piece = self, piece
         return memoryview(lent).cast("B")[:size]

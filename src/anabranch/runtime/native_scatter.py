@@ -90,15 +90,14 @@ _SHEET = struct.Struct(f"={_SHEET_SIZE}q")
 class _Prepared(NamedTuple):
     """A selection as the kernel reads it."""
 
-    cells: Any
-    cell_groups: int
-    cells_in_group: int
-    guide: Any
-    wanted: tuple[Any, int]
-    """The entries of a set of keys, and its mask."""
-    refused: tuple[Any, int]
-    kept: tuple[bytes, ...]
-    """The keys whose addresses are in the entries."""
+    cells: tuple[int, int, int]
+    """Where they are, how many groups, and how many in each."""
+    guide_at: int
+    wanted: tuple[int, int]
+    """Where the entries of a set of keys are, and its mask."""
+    refused: tuple[int, int]
+    kept: tuple[Any, ...]
+    """What lies at these addresses, and at those in the entries."""
     parts: list[float]
     """What part of the last run each target was given; at first, as much as the others."""
 
@@ -228,22 +227,20 @@ class _Pass:
             spread.held[0],
             spread.held[1] - spread.held[0],
             0 if tables is None else ctypes.addressof(tables),
-            ctypes.addressof(prepared.cells),
-            prepared.cell_groups,
-            prepared.cells_in_group,
+            *prepared.cells,
             ctypes.addressof(self._targets),
             self._count,
             selection.asks_sizes,
             selection.size_min,
             selection.size_max,
-            *_set_fields(prepared.wanted),
-            *_set_fields(prepared.refused),
+            *prepared.wanted,
+            *prepared.refused,
             0 if self._histogram is None else ctypes.addressof(self._histogram),
             0 if load is None else load.start,
             0 if load is None else load.shift,
             LOAD_BUCKETS - 1,
             shift,
-            ctypes.addressof(prepared.guide),
+            prepared.guide_at,
             bool(self._referred),
             self.at,
             -1,
@@ -406,11 +403,6 @@ def _at(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _set_fields(entries: tuple[Any, int]) -> tuple[int, int]:
-    table, mask = entries
-    return (0, 0) if table is None else (ctypes.addressof(table), mask)
-
-
 @lru_cache(maxsize=256)
 def _prepare(selection: Selection) -> _Prepared:
     cells = list(selection.cells) or [_NO_CELL]
@@ -418,16 +410,21 @@ def _prepare(selection: Selection) -> _Prepared:
     groups = -(-len(cells) // group_size)
     numbers = [number for cell in cells for number in cell]
     numbers += [_PLACE_MAX, -1, -1] * (groups * group_size - len(cells))
+    table, guide = (_Number * len(numbers))(*numbers), _guide(selection.cells)
+    wanted, refused = _key_set(selection.keys_wanted), _key_set(selection.keys_refused)
     return _Prepared(
-        (_Number * len(numbers))(*numbers),
-        groups,
-        group_size,
-        _guide(selection.cells),
-        _key_set(selection.keys_wanted),
-        _key_set(selection.keys_refused),
-        (*selection.keys_wanted, *selection.keys_refused),
+        (ctypes.addressof(table), groups, group_size),
+        ctypes.addressof(guide),
+        _set_fields(wanted),
+        _set_fields(refused),
+        (table, guide, wanted, refused, *selection.keys_wanted, *selection.keys_refused),
         [1 / max(1, selection.targets)] * selection.targets,
     )
+
+
+def _set_fields(entries: tuple[Any, int]) -> tuple[int, int]:
+    table, mask = entries
+    return (0, 0) if table is None else (ctypes.addressof(table), mask)
 
 
 def _guide(cells: tuple[Cell, ...]) -> Any:
@@ -442,6 +439,7 @@ def _guide(cells: tuple[Cell, ...]) -> Any:
     return (ctypes.c_ubyte * len(guide))(*_BACKWARDS(guide))
 
 
+@lru_cache(maxsize=256)
 def _divides_by(divisor: int) -> tuple[int, int]:
     """A factor and a shift, in place of a divisor of numbers of 31 bits: neither they nor the product are rounded.
 
