@@ -18,7 +18,7 @@ from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import BatchHeader
 from anabranch.runtime.disk import Disk
-from anabranch.storage.checkpoints import CheckpointError, Checkpoints
+from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
 from anabranch.storage.log.group_commit import GroupCommit
@@ -230,9 +230,8 @@ class DataDirectory:
 
     def start_log_at(self, partition: TopicPartition, offset: int) -> None:
         """Record durably that a closed log starts at `offset`, and that all before it was synced. Blocks; OSError."""
-        name, synced = str(partition), None
-        with contextlib.suppress(CheckpointError):
-            synced = self.checkpoints.synced(name)
+        name = str(partition)
+        synced = self.checkpoints.synced(name)
         self.checkpoints.record(name, log_start=offset, synced=None if synced is None else max(synced, offset))
         self.checkpoints.save()
 

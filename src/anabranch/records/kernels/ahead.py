@@ -46,6 +46,8 @@ def machine_code(kernel: Any, features: str = "") -> bytes:
     options.loop_vectorization = options.slp_vectorization = False
     builder = llvm.create_pass_builder(machine, options)
     builder.getModulePassManager().run(module, builder)
+    if any(function.name != _ENTRY and not function.is_declaration for function in module.functions):
+        raise NotPlainError("the kernel's code does not begin with its entry")
     return _text_of(machine.emit_object(module))
 
 

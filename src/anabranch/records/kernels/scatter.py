@@ -18,7 +18,7 @@ multiplication without carries: without them, CHECKSUMS is False and the caller 
 
 from __future__ import annotations
 
-from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END
+from anabranch.records.batch import CONTROL, HEADER_SIZE, LENGTH_END, MAGIC
 from anabranch.records.compression import COMPRESSION_MASK
 from anabranch.records.kernels.compiled import inlined, kernel
 from anabranch.records.kernels.crc32c import (
@@ -91,6 +91,8 @@ TARGET_SIZE = 128
 PIECE_BYTES, PIECE_SIZE, END_SIZE = 8, 16, 8
 REFERRED_MIN = 512
 """Bytes of a record from which on it is sent from where it lies."""
+JOINED_MIN = 256
+"""Bytes of a batch's records, on average, from which on its own checksum is joined from theirs."""
 # An entry of a set of keys: the hash, the address and the size of a key; the size of an empty one is -1.
 ENTRY_HASH, ENTRY_AT, ENTRY_KEY_SIZE, ENTRY_SIZE = 0, 8, 16, 24
 DONE, COMPRESSED, FULL, MALFORMED, DAMAGED = 0, 1, 2, -1, -2
@@ -103,7 +105,7 @@ _ENDS = 0x8080_8080_8080_8000 - (1 << 64)
 _GUIDE_MASK = (1 << GUIDE_BITS) - 1
 _AHEAD, _AHEAD_MAX = 2048, 128 * 1024
 """Bytes that are brought near before they are read: of the next batch, where this one is near since its checksum."""
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 17, 21, 23, 57
+_LENGTH_AT, _MAGIC_AT, _CRC_AT, _ATTRIBUTES_AT, _LAST_DELTA_AT, _COUNT_AT = 8, 16, 17, 21, 23, 57
 _WITH_COUNT_AT = CRC_FROM + LATE_AT
 
 
@@ -436,6 +438,8 @@ def scatter(sheet: int) -> int:
             return MALFORMED
         if size > end - at:
             return DONE
+        if u8(at + _MAGIC_AT) != MAGIC:  # No checksum covers it.
+            return DAMAGED
         base_offset = be64(at)
         attributes = be16(at + _ATTRIBUTES_AT)
         count = be32(at + _COUNT_AT)
@@ -444,7 +448,8 @@ def scatter(sheet: int) -> int:
         whole = (attributes & CONTROL) != 0
         packed = (attributes & COMPRESSION_MASK) != 0 and not whole and count > 0
         given = False
-        joins = refers != 0 and (attributes & (CONTROL | COMPRESSION_MASK)) == 0
+        # Short records take longer one by one than all at once.
+        joins = refers != 0 and (attributes & (CONTROL | COMPRESSION_MASK)) == 0 and size > count * JOINED_MIN
         is_checked = not joins and tables != 0 and targets < targets_end and given_at == 0
         if is_checked and take_crc(at + CRC_FROM, records_end, tables) != be32(at + _CRC_AT) & MASK_32:
             return DAMAGED

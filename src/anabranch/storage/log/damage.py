@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.batch import HEADER_SIZE, check, parse_header
+from anabranch.records.batch import HEADER_SIZE, LENGTH_END, check, parse_header
 from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import Disk, File
 
@@ -79,18 +79,29 @@ def _possible(file: File, position: int, size: int) -> Iterator[int]:
 def is_whole_batch(file: File, position: int, size: int) -> bool:
     """Whether a batch at `position` was written whole, and has changed since.
 
-    By the size that it says it has, or by its checksum where it is the last of the file.
+    By the size that it says it has; or by its checksum, which covers neither size nor magic, where that fits the bytes
+    up to the size that it says, to one that differs in a bit, or to the file's end.
     """
     data = file.read(HEADER_SIZE, position)
     if len(data) < HEADER_SIZE:
         return False
-    said = int.from_bytes(data[8:12], "big") + 12
-    if HEADER_SIZE <= said <= size - position and data[MAGIC_POSITION] == 2:
+    left = min(size - position, BATCH_SIZE_MAX)
+    length = int.from_bytes(data[8:12], "big")
+    if HEADER_SIZE <= length + LENGTH_END <= left and data[MAGIC_POSITION] == 2:
         return True
-    if size - position > BATCH_SIZE_MAX:  # No batch has bytes as many.
-        return False
-    data = file.read(size - position, position)
-    return crc32c(data[_CRC_START:]) == int.from_bytes(data[_CRC_POSITION:_CRC_START], "big")
+    lengths = (length, *(length ^ 1 << bit for bit in range(32)))
+    sizes = {left, *(said for each in lengths if HEADER_SIZE <= (said := each + LENGTH_END) <= left)}
+    crc, at = 0, _CRC_START
+    for said in sorted(sizes):
+        while at < said:
+            window = file.read(min(_WINDOW_SIZE, said - at), position + at)
+            if not window:
+                return False
+            crc = crc32c(window, crc)
+            at += len(window)
+        if crc == int.from_bytes(data[_CRC_POSITION:_CRC_START], "big"):
+            return True
+    return False
 
 
 def aside(disk: Disk, path: Path, suffix: str) -> Path:

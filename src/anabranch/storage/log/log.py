@@ -139,7 +139,7 @@ class LocalLog:
         self._segments = Segments(recovered, as_appended_from if compacted or self._config.compact else 0)
         if not recovered:
             self._add_segment()
-        self._late_indexes = [segment for segment in self._segments if segment.sealed and segment.index_unsynced]
+        self._late_indexes = self._segments.with_late_index()
         self.epochs.truncate_from(self.end + 1)
         if loaded:
             self.epochs.start(loaded[-1][0], self.end)  # It was begun, whatever became of its records.
@@ -507,6 +507,7 @@ class LocalLog:
             before = self.size
             self._move_log_start(start)
             return before - self.size
+        self._late_indexes = self._segments.with_late_index()  # Also those that a reader had built anew.
         self._note_checkpoint()
         return 0
 
@@ -526,8 +527,7 @@ class LocalLog:
         if end < self.log_start:
             index, position, end = 0, 0, self.log_start
         self.end = end
-        self.flushed = min(self.flushed, end)
-        self._seen = min(self._seen, end)
+        self.flushed, self._seen = min(self.flushed, end), min(self._seen, end)
         self._generation += 1
         if self._points.go_above(self._name, self.flushed):
             self.checkpoint()

@@ -252,10 +252,7 @@ class _Opening:
                 raise DecodeError(f"a batch of an earlier offset lies behind the end of those below {following}")
             self._cut(segment, size, following, "its offsets end there")
             segment.sealed = True
-        if segment.index.unsynced:
-            for file in segment.index.store():
-                file.sync()
-            segment.index.unsynced = False
+        self._store_index(segment)
         segment.release()
         self.segments.append(segment)
         self.end = following
@@ -276,12 +273,13 @@ class _Opening:
         tail = scan(segment.file, checked, segment.size, segment.end, found, gaps_to=self.gaps_to)
         self.end = segment.end
         reason = tail.reason
-        if reason is not None and self._is_earlier(segment, tail.size, self.end):
+        is_earlier = reason is not None and self._is_earlier(segment, tail.size, self.end)
+        if is_earlier and not (self.power_lost and self.end >= self.floor):
             raise OfflineLogError(
                 f"{segment.path}, position {tail.size}: {reason}. A sound batch lies there: its offset has changed, or "
                 "that of the batch before. Nothing was cut; restore the file from a copy, or delete the topic."
             )
-        if later and later[0] == self.end:
+        if later and later[0] == self.end and not is_earlier:
             reason = None  # Bytes behind are of an append that failed: no offset of theirs was given.
         elif later and reason is None:
             reason = f"it ends at offset {self.end}, the next file begins at {later[0]}"
@@ -301,7 +299,16 @@ class _Opening:
             return False
         if later:
             segment.seal()
+            self._store_index(segment)
         return True
+
+    @staticmethod
+    def _store_index(segment: Segment) -> None:
+        """Make the index of a finished segment durable: else the recovery point would be noted before it."""
+        if segment.index.unsynced:
+            for file in segment.index.store():
+                file.sync()
+            segment.index.unsynced = False
 
     def _check_point(self, segment: Segment, position: int) -> None:
         """Refuse a segment where no batch ends at the recovery point, or one of before lies behind, at this position.

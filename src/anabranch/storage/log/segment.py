@@ -117,6 +117,7 @@ class Segment:
         "_recent_offsets",
         "_recent_positions",
         "_suffix",
+        "_to_index_anew",
         "base_offset",
         "created",
         "durable_name",
@@ -153,6 +154,8 @@ class Segment:
         self._index_interval = index_interval
         self._file: File | None = None
         self._indexed_to = 0
+        self._to_index_anew = False
+        """Whether a read failed that the index was to be made from: it is tried once more."""
         self._leftover = False
         """Whether bytes of an append that failed may lie behind the end: a later one must not cover a part of them."""
         self._recent_offsets = _NOTHING
@@ -327,6 +330,9 @@ class Segment:
         except DecodeError:
             with contextlib.suppress(DecodeError):  # What is damaged before the cut is there still.
                 self.rebuild_index()
+        except OSError:
+            self._to_index_anew = True
+            raise
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -354,6 +360,7 @@ class Segment:
         recent = self._recent_offsets
         if recent and recent[0] <= offset:
             return self._recent_positions[bisect_right(recent, offset) - 1]
+        self._index_if_due()
         try:
             return self._find(offset)
         except DecodeError:
@@ -390,14 +397,12 @@ class Segment:
 
     def _indexed(self, limit: int, position: int) -> int:
         """The last position of the index that is at most `limit`, if it is above `position`; else one that is not."""
-        offset, found = self.index.floor_of_position(limit)
-        try:
-            if found <= position or self.header_at(found).base_offset == offset:
-                return found
-        except DecodeError:
-            pass
-        self.rebuild_index()
-        return self.index.floor_of_position(limit)[1]
+        found = limit + 1
+        while True:
+            offset, found = self.index.floor_of_position(found - 1)
+            with contextlib.suppress(DecodeError):
+                if found <= position or self.header_at(found).base_offset == offset:
+                    return found
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
@@ -425,6 +430,7 @@ class Segment:
 
         After HEADERS_AT_A_TIME batches without one, the offset from which to go on.
         """
+        self._index_if_due()
         if self.max_timestamp.timestamp < timestamp or self.end <= begin:
             return None
         try:
@@ -496,21 +502,29 @@ class Segment:
         """Build the index from the headers of the batches before the offset `end`; answer where they end.
 
         After a DecodeError or an OSError it ends where it did: what was not read must not seem to be synced, or gone.
+        What was indexed stays.
         """
         before = self.end, self.max_timestamp
+        again, self._to_index_anew = self._to_index_anew, False
+        self.begin_anew()
         try:
-            self.begin_anew()
             for position, header in self.walk():
                 self.note_header(position, header)
                 if end is not None and header.next_offset >= end:
                     break
-        except (DecodeError, OSError):
-            self.begin_anew()
+        except (DecodeError, OSError) as error:
+            self._clear_recent()
             self.end, self.max_timestamp = before
+            self._to_index_anew = isinstance(error, OSError) and not again
             raise
         if self.sealed:
             self.seal()
         return position + header.size
+
+    def _index_if_due(self) -> None:
+        if self._to_index_anew:
+            with contextlib.suppress(OSError, DecodeError):
+                self.rebuild_index()
 
     def begin_anew(self) -> None:
         """Forget all that is known of the batches, to `note` them again."""

@@ -152,6 +152,10 @@ class Segments(list[Segment]):
             self._open_for_reading = None
         return taken
 
+    def with_late_index(self) -> list[Segment]:
+        """List the finished segments whose index is not synced."""
+        return [segment for segment in self if segment.sealed and segment.index_unsynced]
+
     @property
     def size(self) -> int:
         """Bytes in all segments."""

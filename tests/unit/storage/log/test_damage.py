@@ -537,15 +537,20 @@ def test_a_changed_offset_where_offsets_may_be_missing_hides_no_batch_behind_it(
     assert open_log(tmp_path).end == 18
 
 
-@pytest.mark.parametrize("place", [5, 18, 25, 57, 70, 150])
-def test_a_bit_flipped_in_the_batch_before_a_torn_one_is_no_torn_tail(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("torn", [100, 30])
+@pytest.mark.parametrize("bit", [1, 2, 128])
+@pytest.mark.parametrize("place", [0, 5, 7, 8, 9, 10, 11, 16, 18, 25, 57, 70, 150])
+def test_a_bit_flipped_in_the_batch_before_a_torn_one_is_no_torn_tail(
+    tmp_path: Path, place: int, bit: int, torn: int
+) -> None:
+    """Neither its size nor its magic is covered by its checksum, which tells of both."""
     log = open_log(tmp_path, LogConfig())
     fill(log, 4)
     file = tmp_path / "t-0" / f"{0:020d}.log"
-    os.truncate(file, 3 * BATCH + 100)
-    flip(file, 2 * BATCH + place)
+    os.truncate(file, 3 * BATCH + torn)
+    flip(file, 2 * BATCH + place, bit)
     before = content(tmp_path / "t-0")
-    with pytest.raises(OfflineLogError, match="whole batch"):
+    with pytest.raises(OfflineLogError, match=r"whole batch|offset has changed"):
         open_log(tmp_path)
     assert content(tmp_path / "t-0") == before
 
@@ -579,3 +584,50 @@ def test_a_read_follows_no_wrong_position_of_the_index(tmp_path: Path) -> None:
         found = log.read(5, size_max)
         assert found is not None
         assert found.size == size_max // size * size
+
+
+def test_a_read_before_damage_is_given_as_much_as_it_asks_for_though_an_entry_of_the_index_is_wrong(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Building the index anew came upon the damage, and readers of what lies behind it were refused from then on."""
+    config = LogConfig(durability=Durability.OS, index_interval_bytes=4_096)
+    log = open_log(tmp_path, config)
+    fill(log, 2_000)
+    log.finish_segment(log.end)
+    log.close()
+    index = tmp_path / "t-0" / f"{0:020d}.index"
+    flip(index, 8 * 20 + 7, 1)
+    flip(tmp_path / "t-0" / f"{0:020d}.log", 1_500 * BATCH + 16)
+    log = open_log(tmp_path, config)
+    for _ in range(2):
+        for offset, least in ((980, 1), (1_000, 1), (3_200, 10), (2_800, 20)):
+            found = log.read(offset, 5_000)
+            assert found is not None and found.size >= least * BATCH
+            assert found.size % BATCH == 0 and found.size <= 5_000
+            assert next(headers(found.view()))[1].base_offset == offset
+
+
+def test_an_index_that_a_read_kept_from_being_built_is_built_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
+    log = open_log(tmp_path, config)
+    fill(log, 1_200)
+    log.finish_segment(log.end)
+    fill(log, 1)
+    log.close()
+    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 1_000 + 7)
+    log = open_log(tmp_path, config)
+    segment = log.segments[0]
+    reads = Reads(monkeypatch)
+    reads.failing = 5
+    with pytest.raises(OSError, match="Input/output"):
+        log.read(2_000, 500)
+    assert len(segment.index) < 200
+    assert log.read(1_000, 500) is not None
+    assert len(segment.index) == 1_200
+    assert segment.index_unsynced
+    log.retain(0)  # What was built anew is to be synced: else the recovery point would stay before it.
+    fill(log, 1)
+    log.flush()
+    assert not segment.index_unsynced

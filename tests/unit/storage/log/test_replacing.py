@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.records.batch import headers
+from anabranch.storage.checkpoints import RECOVERY_POINTS_FILE
 from anabranch.storage.log import cleaner, replacing
 from anabranch.storage.log.batch_files import records
 from anabranch.storage.log.cleaner import Member
@@ -167,3 +168,22 @@ def test_after_a_loss_of_power_no_compacted_segment_is_the_newest() -> None:
         log = LocalLog.open(HERE, CONFIG, disk=disk)
         gone = set(range(log.end)) - offsets(log)
         assert all(offset < log.rewritten.to for offset in gone), (seed, log.rewritten, gone)
+
+
+def test_a_compacted_log_that_has_lost_its_recovery_point_opens_after_a_kill_too() -> None:
+    """Its next one was noted before what is compacted, as no index was synced: behind it no offset may be missing."""
+    disk = new_disk()
+    log = filled(disk)
+    clean(log, 10_000)
+    log.finish_segment(log.end)
+    append(log, range(70, 80), 8)
+    log.flush()
+    end = log.end
+    log.close()
+    (lost,) = (path for path in disk.nodes if path.name == RECOVERY_POINTS_FILE)
+    disk.unlink(lost)
+    for _ in range(2):
+        log = LocalLog.open(HERE, CONFIG, disk=disk)
+        assert log.end == end
+        log.retain(20_000)
+        assert log.recovery_point > log.segments[0].base_offset
