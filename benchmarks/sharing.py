@@ -27,10 +27,8 @@ from benchmarks.peers.anabranch import Anabranch
 from benchmarks.peers.process import free_port
 from benchmarks.records import BATCH_SIZE, MIB, columns_of, gigabytes
 
-BLOCK_SIZE = 512 * 1024
-"""What a broker filters at a time where little is asked for."""
-LARGE_BLOCK_SIZE = 4 * 1024 * 1024
-"""What it filters where sixteen readers ask for 256 KiB each, or more."""
+BLOCK_SIZE = 4 * 1024 * 1024
+"""What a broker filters at a time where four readers ask for 1 MiB each, as clients do, or sixteen for 256 KiB."""
 COPY_BARS = {100: 0.3, 1024: 0.4}
 SHARERS = 4
 TOPIC, WARM_UP = "shared", "warm-up"
@@ -40,12 +38,12 @@ FETCH_WAIT_S = 0.7
 GB = 1e9
 
 
-def _log(size: int, value_size: int, block_size: int = BLOCK_SIZE) -> list[memoryview]:
+def _log(size: int, value_size: int) -> list[memoryview]:
     """A log of about `size` bytes, in the blocks of whole batches that a broker filters at a time."""
     batches = [
         bytes(each.data) for each in encode_partitioned(*columns_of(size, value_size), batch_size_max=BATCH_SIZE)
     ]
-    per_block = max(1, block_size // len(batches[0]))
+    per_block = max(1, BLOCK_SIZE // len(batches[0]))
     return [memoryview(b"".join(batches[at : at + per_block])) for at in range(0, len(batches), per_block)]
 
 
@@ -80,7 +78,7 @@ def kernel(scale: Scale) -> list[Result]:
             "anabranch": partial(gigabytes, partial(_scattered, scatter, blocks, _even(SHARERS)), size, seconds),
             "plain copy": partial(gigabytes, partial(np.copyto, target, source), size, seconds),
         }
-        what = f"{size >> 20} MiB of batches with values of {value_size} bytes, scattered in blocks of 512 KiB"
+        what = f"{size >> 20} MiB of batches with values of {value_size} bytes, scattered in blocks of 4 MiB"
         bars = [Bar("bytes", "GB/s", "more", bound)]
         results += compare(f"sharing.kernel-{value_size}", what=what, sides=sides, bars=bars, scale=scale)
     return results
@@ -101,7 +99,7 @@ def _scattering(name: str, counts: Mapping[str, int], bound: float, scale: Scale
     results: list[Result] = []
     scatter, seconds = _scatter(), scale.choose(0.5, 0.0)
     for value_size in COPY_BARS:
-        blocks = _log(scale.choose(32 * MIB, MIB), value_size, LARGE_BLOCK_SIZE)
+        blocks = _log(scale.choose(32 * MIB, MIB), value_size)
         size = sum(map(len, blocks))
 
         def cost(count: int, blocks: list[memoryview] = blocks, size: int = size) -> Mapping[str, float]:
