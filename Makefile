@@ -58,10 +58,11 @@ peers: $(READY)
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)
 
-simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, as many with members that share partitions, some with transactions, and some where no run has been; mutations: make simulate SEEDS=50000 FIRST=1000000 JOBS=2
+simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, as many with members that share partitions, some with transactions, some with compacted topics, and some where no run has been; mutations: make simulate SEEDS=50000 FIRST=1000000 JOBS=2
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),10000) --first $(or $(SHARERS),2000000) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),4000) --first $(or $(TRANSACTIONS),3000000) --jobs $(or $(JOBS),2)
+	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),4000) --first $(or $(COMPACTED),4000000) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.controller --seeds 500 --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
 	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties $$(grep -rl --include='*.py' 'import thorough' tests/simulation tests/unit)
 	$(BIN)/python -m tests.mutations

@@ -122,6 +122,10 @@ def test_a_gate_before_which_a_member_stops_is_described_and_counted_once_when_i
         it.until(lambda: len(group.present) == 1 and group.owners(0), "its partitions are not handed out again")
         it.finish(60)
         assert shared.metrics()[OPENED_BY_TIME] == opened + 1
+        told = [line for line in shared.said("warning", "gate opened by time") if line["group"] == group.name]
+        (line,) = told
+        assert (line["partition"], line["records_left"]) == (f"{it.topic}-0", 3)
+        assert line["waited_on"] == 1
 
 
 def test_a_later_gate_waits_again_for_records_that_came_later(shared: BrokerProcess, workers: Workers) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.controller import nodes
+from anabranch.machines.controller.broker_configs import AlterBrokerConfigs
 from anabranch.machines.controller.configs import AlterConfigs, ConfigChange, ConfigOperation, ReplaceConfigs
 from anabranch.machines.controller.effects import SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.group_configs import SESSION_TIMEOUT, AlterGroupConfigs
-from anabranch.machines.controller.nodes import PutNode
+from anabranch.machines.controller.nodes import EVERY_BROKER, PutNode
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.machines.controller.resize import ResizeTopic
 from anabranch.machines.controller.state import ControllerState, apply
@@ -161,6 +162,9 @@ COMMANDS: Mapping[str, Command] = {
     "alter configs": lambda it: it.alter_configs(AlterConfigs("there", [_set("retention.ms", "5")]), TIMEOUT_MS),
     "replace configs": lambda it: it.replace_configs(ReplaceConfigs("there", {"segment.ms": "5000"}), TIMEOUT_MS),
     "cancel": lambda it: it.cancel_resize("there"),
+    "alter broker configs": lambda it: it.alter_broker_configs(
+        AlterBrokerConfigs(EVERY_BROKER, [_set("log.retention.ms", "5000")])
+    ),
     "alter group configs": lambda it: it.alter_group_configs(AlterGroupConfigs("g", [_set(SESSION_TIMEOUT, "50000")])),
 }
 AGAIN = {"create": ErrorCode.TOPIC_ALREADY_EXISTS, "create internal": ErrorCode.TOPIC_ALREADY_EXISTS}
