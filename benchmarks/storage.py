@@ -21,8 +21,8 @@ from anabranch.records.batch import HEADER_SIZE, build
 from anabranch.runtime.disk import Disk
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.log import LocalLog
+from anabranch.storage.log.log_slice import LogSlice
 from anabranch.storage.log.recovery import scan
-from anabranch.storage.log.segment import LogSlice
 from benchmarks.harness import Bar, Result, Scale, compare
 
 KIB, MIB = 1 << 10, 1 << 20

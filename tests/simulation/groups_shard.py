@@ -438,7 +438,7 @@ class Broker:
 
     def hear_reset(self, topic_id: UUID, asked: Mapping[int, int], client_id: str) -> None:
         """Tell the coordinator of a ListOffsets request, as the handler does."""
-        if self.machine is not None and self.machine.awaits_resets(topic_id):
+        if self.machine is not None and self.machine.awaiting_resets([topic_id]):
             assert self.shard is not None
             self.process.call(
                 self.shard.tell, lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, "/host")

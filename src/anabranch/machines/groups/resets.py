@@ -15,7 +15,7 @@ What was heard is durable, with the group's start, before the leader answers: so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from uuid import UUID
 
 from anabranch.machines.groups.consumer.group import ConsumerGroup
@@ -39,9 +39,10 @@ class HeardResets:
 
     keeper: Gatekeeper
 
-    def awaits_resets(self, topic_id: UUID) -> bool:
-        """Whether a group has partitions of a topic that wait, or are to be begun by its clients."""
-        return bool(self.keeper.hearing.get(topic_id))
+    def awaiting_resets(self, topics: Iterable[UUID]) -> list[UUID]:
+        """List the topics, of these, of which a group has partitions that wait, or are to be begun by its clients."""
+        hearing = self.keeper.hearing
+        return [topic_id for topic_id in topics if hearing.get(topic_id)] if hearing else []
 
     def reset_heard(
         self, topic_id: UUID, asked: Mapping[int, int], client_id: str, client_host: str

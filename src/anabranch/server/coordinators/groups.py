@@ -291,19 +291,17 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         return within_bounds(found, self.configs) if found else found
 
     def reset_heard(
-        self, topic_id: UUID, asked: Mapping[int, int], client_id: str, client_host: str
+        self, asked: Mapping[UUID, Mapping[int, int]], client_id: str, client_host: str
     ) -> list[asyncio.Future[None]]:
-        """Tell the coordinators of a ListOffsets request; the answer to it is to wait for these futures."""
+        """Tell the coordinators of a ListOffsets request: of timestamps by partition, by topic.
+
+        The answer to it is to wait for these futures.
+        """
         waits = []
         for shard in self:
-            if shard.active and shard.machine.awaits_resets(topic_id):
+            for topic_id in shard.machine.awaiting_resets(asked) if shard.active else ():
                 with contextlib.suppress(ApiError):
-                    waits.append(
-                        shard.ask(
-                            lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, client_host),
-                            weigh=lambda machine: machine.weight_of_reset(topic_id, asked),
-                        )
-                    )
+                    waits.append(_reset_heard(shard, topic_id, asked[topic_id], client_id, client_host))
         return [wait for wait in waits if wait is not None]
 
     # -- effects -----------------------------------------------------------------------------------------------------
@@ -483,6 +481,20 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
     def matches_size(self) -> int:
         """Bytes of memory that the names of the topics take that patterns match."""
         return 0 if self._regexes is None else self._regexes.names_size
+
+
+def _reset_heard(
+    shard: Shard[Coordinator, CoordinatorRecord],
+    topic_id: UUID,
+    asked: Mapping[int, int],
+    client_id: str,
+    client_host: str,
+) -> asyncio.Future[None] | None:
+    heard: asyncio.Future[None] | None = shard.ask(
+        lambda machine, now_ms: machine.reset_heard(topic_id, asked, client_id, client_host),
+        weigh=lambda machine: machine.weight_of_reset(topic_id, asked),
+    )
+    return heard
 
 
 def group_configs(settings: Settings) -> Mapping[str, GroupConfig]:

@@ -13,6 +13,7 @@ import asyncio
 from asyncio import Future
 from collections.abc import Awaitable, Sequence, Set
 from dataclasses import dataclass
+from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.list_offsets import (
@@ -20,7 +21,6 @@ from anabranch.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
-    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 from anabranch.server.context import BrokerContext, Large, RequestContext
@@ -50,7 +50,7 @@ class _Asked:
         self, broker: BrokerContext, request: ListOffsetsRequest, call: RequestContext
     ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
         """Answer for each partition of a part."""
-        heard = [wait for topic in request.topics for wait in _tell_coordinators(self, topic)]
+        heard = _tell_coordinators(self, request)
         if heard:
             return _answer_told(self, request, heard)
         found = _answer_at_once(self, request)
@@ -94,19 +94,21 @@ def named_twice(request: ListOffsetsRequest) -> Set[tuple[str, int]]:
     return twice
 
 
-def _tell_coordinators(asked: _Asked, topic: ListOffsetsTopic) -> Sequence[Future[None]]:
-    """Have the coordinators hear of a topic's request, which is to wait for the futures."""
+def _tell_coordinators(asked: _Asked, request: ListOffsetsRequest) -> Sequence[Future[None]]:
+    """Have the coordinators hear of a request, which is to wait for the futures."""
     broker = asked.broker
-    found = broker.view.topic(topic.name)
-    if found is None:
+    times: dict[UUID, dict[int, int]] = {}
+    for topic in request.topics:
+        found = broker.view.topic(topic.name)
+        if found is None:
+            continue
+        for part in topic.partitions:
+            if (topic.name, part.partition_index) not in asked.twice:
+                times.setdefault(found.topic_id, {})[part.partition_index] = part.timestamp
+    if not times:
         return ()
     caller = caller_of(broker, asked.call, "-")
-    times = {
-        part.partition_index: part.timestamp
-        for part in topic.partitions
-        if (topic.name, part.partition_index) not in asked.twice
-    }
-    return broker.groups.reset_heard(found.topic_id, times, caller.client_id, caller.client_host)
+    return broker.groups.reset_heard(times, caller.client_id, caller.client_host)
 
 
 def _answer_at_once(asked: _Asked, request: ListOffsetsRequest) -> ListOffsetsResponse | None:

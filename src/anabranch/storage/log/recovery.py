@@ -302,13 +302,21 @@ class _Opening:
             self._store_index(segment)
         return True
 
-    @staticmethod
-    def _store_index(segment: Segment) -> None:
-        """Make the index of a finished segment durable: else the recovery point would be noted before it."""
-        if segment.index.unsynced:
+    def _store_index(self, segment: Segment) -> None:
+        """Make the index of a finished segment durable: else the next recovery point would be noted before it.
+
+        Where the disk refuses, that makes the log slower, and is tried again with later syncs. OSError only where no
+        recovery point is known, so that offsets may be missing: behind one they may not.
+        """
+        if not segment.index.unsynced:
+            return
+        try:
             for file in segment.index.store():
                 file.sync()
             segment.index.unsynced = False
+        except OSError:
+            if self.gaps_to == OFFSET_MAX:
+                raise
 
     def _check_point(self, segment: Segment, position: int) -> None:
         """Refuse a segment where no batch ends at the recovery point, or one of before lies behind, at this position.

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from anabranch.base.errors import DecodeError
-from anabranch.records.batch import HEADER_SIZE, OFFSET_MAX, BatchHeader, parse_header
+from anabranch.records.batch import HEADER_SIZE, BatchHeader, parse_header
 from anabranch.runtime.disk import DISCARDED_SUFFIX, Disk, File
-from anabranch.runtime.net.channel import FileSlice
 from anabranch.storage.interface import FetchedSlice, Slice
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.index import NO_TIMESTAMP, SparseIndex
+from anabranch.storage.log.log_slice import LogSlice
 
 LOG_SUFFIX = ".log"
 RECENT_MAX = 256
@@ -32,43 +32,6 @@ _WALK_SIZE = 4096
 COPIED_SIZE_MAX = 16 << 20
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 """Bytes of a slice that is copied where there is no room for an open file."""
-
-
-class LogSlice(Slice):
-    """Whole batches in a segment file, to be sent from there or mapped; keeps the file open for as long as it lives."""
-
-    __slots__ = ("_end", "_file", "position")
-
-    def __init__(self, file: File, position: int, size: int, end: int | None = None) -> None:
-        """`end`: the offset behind it, where it is the last of the file."""
-        self._end = end
-        self._file = file
-        self.position = position
-        self.size = size
-
-    @property
-    def fd(self) -> int:
-        """The segment's file descriptor."""
-        return self._file.fd
-
-    @property
-    def wire(self) -> FileSlice:
-        """The slice itself: its bytes go from the file to the socket unread."""
-        return self
-
-    def view(self) -> memoryview:
-        """Map the bytes."""
-        return self._file.map(self.size, self.position)
-
-    def next_offset(self) -> int | None:
-        """Read the header of the batch behind the slice, unless it is the last of the file."""
-        if self._end is not None:
-            return self._end
-        behind = self._file.read(HEADER_SIZE, self.position + self.size)
-        try:
-            return parse_header(behind, 0, OFFSET_MAX).base_offset
-        except DecodeError:
-            return None
 
 
 class MaxTimestamp(NamedTuple):
@@ -98,6 +61,9 @@ class Owner(Protocol):
 
 
 _NOTHING = array("q")
+WRONG_ENTRIES_MAX = 8
+"""Entries of the index, one before the other, that are wrong before it is built anew."""
+_ENTRIES_AT_ONCE = 100_000
 HEADERS_AT_A_TIME = 1_000
 """Headers of batches that are looked at before other work has its turn."""
 
@@ -155,7 +121,7 @@ class Segment:
         self._file: File | None = None
         self._indexed_to = 0
         self._to_index_anew = False
-        """Whether a read failed that the index was to be made from: it is tried once more."""
+        """Whether much of the index is wrong, or a read failed that it was made from, which is tried once more."""
         self._leftover = False
         """Whether bytes of an append that failed may lie behind the end: a later one must not cover a part of them."""
         self._recent_offsets = _NOTHING
@@ -324,7 +290,7 @@ class Segment:
         if self.created:
             self.file.truncate(size)
         self.size, self.end, self.sealed = size, end, False
-        self._leftover = False
+        self._leftover = self._to_index_anew = False
         try:
             self._restore_from_index()
         except DecodeError:
@@ -398,11 +364,13 @@ class Segment:
     def _indexed(self, limit: int, position: int) -> int:
         """The last position of the index that is at most `limit`, if it is above `position`; else one that is not."""
         found = limit + 1
-        while True:
+        for _ in range(WRONG_ENTRIES_MAX):
             offset, found = self.index.floor_of_position(found - 1)
             with contextlib.suppress(DecodeError):
                 if found <= position or self.header_at(found).base_offset == offset:
                     return found
+        self._to_index_anew = True
+        return position
 
     def header_at(self, position: int) -> BatchHeader:
         """Read the header of the batch at `position`."""
@@ -504,6 +472,9 @@ class Segment:
         After a DecodeError or an OSError it ends where it did: what was not read must not seem to be synced, or gone.
         What was indexed stays.
         """
+        if not self.size:
+            self.begin_anew()
+            return 0
         before = self.end, self.max_timestamp
         again, self._to_index_anew = self._to_index_anew, False
         self.begin_anew()
@@ -537,10 +508,12 @@ class Segment:
     def _restore_from_index(self, end: int | None = None) -> int:
         """Find `end` and the largest timestamp: from the index's last entry, and the batches from there on.
 
+        These are indexed where that is due: the index may have been built as far as a read that failed.
         Return the position where the batches before the offset `end` end. DecodeError for bytes that are no batch, and
         where the timestamp of the entry is not that of its batch; after that, or an OSError, nothing has changed.
         """
         largest, indexed_to, found, behind = _NO_MAXIMUM, 0, self.end, 0
+        missing: list[tuple[int, int, int, int]] = []
         if self.size:
             if not len(self.index):
                 raise DecodeError("the index is empty")
@@ -552,11 +525,16 @@ class Segment:
                 behind = position + header.size
                 if position == last:
                     indexed_to = behind
+                elif behind - indexed_to > self._index_interval and len(missing) < _ENTRIES_AT_ONCE:
+                    missing.append((header.base_offset, position, *largest))
+                    indexed_to = behind
                 if header.max_timestamp > largest.timestamp:
                     largest = MaxTimestamp(header.max_timestamp, header.last_offset)
                 found = header.next_offset
                 if end is not None and found >= end:
                     break
+        for entry in missing:
+            self.index.append(*entry)
         self.end, self.max_timestamp, self._indexed_to = found, largest, indexed_to
         return behind
 

@@ -182,7 +182,7 @@ def test_what_is_begun_while_nothing_waits_is_heard_until_it_is_committed() -> N
     world.commit("A", epoch, 0, 6)
     world.commit("A", epoch, 1, 7)
     heard(world, {0: LATEST, 1: LATEST})
-    assert not world.coordinator.awaits_resets(FOO)
+    assert not world.coordinator.awaiting_resets([FOO])
     world.check()
 
 
@@ -194,7 +194,7 @@ def test_nothing_is_heard_of_a_group_that_has_committed() -> None:
     world.commit("A", epoch, 0, 5)
     world.set_topics(topic.resize(2))
     settle(world, "A", epoch)
-    assert assigned(world) == "foo-0 foo-1" and not world.coordinator.awaits_resets(FOO)
+    assert assigned(world) == "foo-0 foo-1" and not world.coordinator.awaiting_resets([FOO])
 
 
 def test_a_question_that_says_nothing_new_is_not_written() -> None:
@@ -209,7 +209,7 @@ def test_a_group_that_is_gone_is_not_told() -> None:
     world, _ = begun(grown())
     world.leave("A")
     world.advance(1_000)
-    assert not world.coordinator.awaits_resets(FOO)
+    assert not world.coordinator.awaiting_resets([FOO])
     heard(world, {0: LATEST})
 
 
@@ -240,7 +240,7 @@ def test_a_question_for_the_end_by_an_owner_that_was_not_heard_all_the_time_says
     """An earliest question right after a fail-over is not heard, so that `endOffsets` later counted alone."""
     world, epoch = begun(grown())
     world.reload()
-    assert not world.coordinator.awaits_resets(FOO), "whoever asks now is not heard"
+    assert not world.coordinator.awaiting_resets([FOO]), "whoever asks now is not heard"
     epoch = settle(world, "A", epoch)
     world.advance(500)
     heard(world, {0: LATEST})
@@ -286,7 +286,7 @@ def test_what_owners_ask_while_a_group_is_a_classic_one_is_not_taken_for_heard()
     world.leave("B")
     assert isinstance(world.coordinator.groups[GROUP], ClassicGroup)
     again("foo-0")
-    if world.coordinator.awaits_resets(FOO):
+    if world.coordinator.awaiting_resets([FOO]):
         world.submit(lambda machine: machine.reset_heard(FOO, {0: EARLIEST}, "classic", "/host"))
     c = world.join("C").member_epoch
     generation = again("foo-0")

@@ -487,7 +487,7 @@ def test_a_partition_taken_away_without_a_commit_keeps_its_position(timestamp: i
     world = Asking(topic.image())
     epoch = settle(world, "A", world.join("A").member_epoch)
     if timestamp is not None:
-        assert world.coordinator.awaits_resets(FOO)
+        assert world.coordinator.awaiting_resets([FOO])
         world.submit(lambda machine: machine.reset_heard(FOO, {1: timestamp, 2: timestamp}, "client", "/host"))
     for _ in range(TIMEOUT_MS // 20_000 + 1):
         world.advance(20_000)

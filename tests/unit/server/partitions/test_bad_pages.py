@@ -21,7 +21,7 @@ from anabranch.server.coordinators.replay import Replay
 from anabranch.server.partitions.checks import BatchChecks
 from anabranch.server.partitions.offsets import MAX_TIMESTAMP, list_offset
 from anabranch.server.partitions.partition import fold_producers
-from anabranch.storage.log.segment import LogSlice
+from anabranch.storage.log.log_slice import LogSlice
 from anabranch.storage.next_record import scan
 from tests.support.batches import make_keyed_batch
 from tests.support.replicas import NOW_MS, LocalReplicas

@@ -631,3 +631,43 @@ def test_an_index_that_a_read_kept_from_being_built_is_built_the_next_time(
     fill(log, 1)
     log.flush()
     assert not segment.index_unsynced
+
+
+def test_an_index_that_was_built_as_far_as_a_read_that_failed_is_whole_after_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was believed for ever: each read behind its end walked over all headers from there on."""
+    config = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
+    log = open_log(tmp_path, config)
+    fill(log, 1_200)
+    log.finish_segment(log.end)
+    fill(log, 1)
+    log.close()
+    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 1_000 + 7)
+    log = open_log(tmp_path, config)
+    reads = Reads(monkeypatch)
+    reads.failing = 5
+    with pytest.raises(OSError, match="Input/output"):
+        log.read(2_000, 500)
+    assert 0 < len(log.segments[0].index) < 200
+    log.close()
+    assert len(open_log(tmp_path, config).segments[0].index) == 1_200
+
+
+def test_a_log_opens_where_the_disk_does_not_take_the_index_of_a_finished_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = open_log(tmp_path)
+    fill(log, 30)
+    assert len(log.segments) > 2
+    for index in (tmp_path / "t-0").glob("*index"):
+        index.unlink()
+    write = File.write
+
+    def refuse(self: File, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.path.suffix != ".log":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, data, position)
+
+    monkeypatch.setattr(File, "write", refuse)
+    assert base_offsets(open_log(tmp_path)) == list(range(0, 60, 2))
