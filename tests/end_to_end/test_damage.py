@@ -387,7 +387,7 @@ def test_damage_with_sound_records_behind_it_is_no_torn_tail(tmp_path: Path) -> 
     before = files(tmp_path)
     broker.start()
     with WireClient(broker.port) as client:
-        offline(broker, client, "a sound batch lies behind it")
+        offline(broker, client, "it is a whole batch that has changed")
     broker.stop()
     assert files(tmp_path) == before, "files of a damaged log have changed"
 

@@ -1,8 +1,9 @@
 """The order of keys as applications see it: real brokers, real clients in processes of their own, resizes, deaths.
 
 Every application tells what it is given, handed and has committed; `ApplicationEdge` reads the promise off that. Every
-test also shows that it tested something: keys moved to partitions that did not exist at first, producers were refused
-for an old partition count, and gates were closed for a while.
+test also shows that it tested something: records came from partitions that did not exist at first; and, where what it
+tests brings that about, keys moved there, gates were closed for a while, and producers were refused for an old
+partition count.
 """
 
 from __future__ import annotations

@@ -314,7 +314,8 @@ def test_no_byte_changes_unseen_in_records_that_are_sent_from_where_they_lie(com
     whole = Selection(tuple(Cell(start, end, place) for place, (start, end) in enumerate(cuts(SPACE, 2))), 2)
     rows = [model.Row(at, 1, b"key %d" % at, b"v" * (1_000 + at)) for at in range(200)]
     first, second = (model.encode(model.Batch(at[0].offset, tuple(at))) for at in (rows[:150], rows[150:]))
-    sound = compiled(memoryview(first + second), whole, Spread(1, SPACE), **LIMITS)
+    for _ in "12":  # There is room for pieces for what the last run gave.
+        sound = compiled(memoryview(first + second), whole, Spread(1, SPACE), **LIMITS)
     assert any(isinstance(each, RealGathered) for each in sound.data)
     for place in (*range(17, 90), *range(1_040, 1_080), len(second) - 9, len(second) - 1):
         for bit in (0, 6, 7):
