@@ -65,6 +65,8 @@ BUDGETS: dict[str, Any] = {
 }
 GROWTH_MAX = sum(BUDGETS.values()) + BUDGETS["queued_max_response_bytes"] + 100 * 10**6
 """The budgets, that of answers twice, and 100 MB."""
+PARTITION_SIZE_MAX = 8_000
+"""Bytes of the broker's memory for each partition, at most."""
 STRETCH = 500
 """Frames that are sent again where a step was long."""
 TELL_EVERY = 5_000
@@ -362,7 +364,10 @@ def check(
                 assert not broker.said("error"), (seed, first, broker.said("error")[:3])
                 assert not broker.said("raw"), (seed, first, broker.said("raw")[:30])
                 grown = broker.resident_bytes() - before
-                assert grown < GROWTH_MAX, (seed, first, grown, broker.metrics())
+                if grown >= GROWTH_MAX:  # Partitions have a budget of their own, a number of them.
+                    told_of = broker.metrics()
+                    partitions = told_of["kafka_server_replicamanager_partitioncount"]
+                    assert grown < GROWTH_MAX + PARTITION_SIZE_MAX * partitions, (seed, first, grown, told_of)
                 if (first + STRETCH) % TELL_EVERY == 0:
                     rate = (first - first_frame + STRETCH) / (time.monotonic() - began)
                     said = f"{first + STRETCH} frames, {rate:.0f} per second, {grown >> 20} MiB, {dict(steps)}"
