@@ -607,23 +607,31 @@ def test_a_read_before_damage_is_given_as_much_as_it_asks_for_though_an_entry_of
             assert next(headers(found.view()))[1].base_offset == offset
 
 
-def test_an_index_that_a_read_kept_from_being_built_is_built_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
-    log = open_log(tmp_path, config)
+EACH_INDEXED = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
+
+
+def built_in_part(path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalLog:
+    """A log whose first segment has an index that was wrong, and built anew up to a read that failed."""
+    log = open_log(path, EACH_INDEXED)
     fill(log, 1_200)
     log.finish_segment(log.end)
     fill(log, 1)
     log.close()
-    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 1_000 + 7)
-    log = open_log(tmp_path, config)
-    segment = log.segments[0]
+    flip(path / "t-0" / f"{0:020d}.index", 8 * 1_000 + 7)
+    log = open_log(path, EACH_INDEXED)
     reads = Reads(monkeypatch)
     reads.failing = 5
     with pytest.raises(OSError, match="Input/output"):
         log.read(2_000, 500)
-    assert len(segment.index) < 200
+    assert 0 < len(log.segments[0].index) < 200
+    return log
+
+
+def test_an_index_that_a_read_kept_from_being_built_is_built_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = built_in_part(tmp_path, monkeypatch)
+    segment = log.segments[0]
     assert log.read(1_000, 500) is not None
     assert len(segment.index) == 1_200
     assert segment.index_unsynced
@@ -637,21 +645,8 @@ def test_an_index_that_was_built_as_far_as_a_read_that_failed_is_whole_after_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was believed for ever: each read behind its end walked over all headers from there on."""
-    config = LogConfig(durability=Durability.FSYNC, index_interval_bytes=1)
-    log = open_log(tmp_path, config)
-    fill(log, 1_200)
-    log.finish_segment(log.end)
-    fill(log, 1)
-    log.close()
-    flip(tmp_path / "t-0" / f"{0:020d}.index", 8 * 1_000 + 7)
-    log = open_log(tmp_path, config)
-    reads = Reads(monkeypatch)
-    reads.failing = 5
-    with pytest.raises(OSError, match="Input/output"):
-        log.read(2_000, 500)
-    assert 0 < len(log.segments[0].index) < 200
-    log.close()
-    assert len(open_log(tmp_path, config).segments[0].index) == 1_200
+    built_in_part(tmp_path, monkeypatch).close()
+    assert len(open_log(tmp_path, EACH_INDEXED).segments[0].index) == 1_200
 
 
 def test_a_log_opens_where_the_disk_does_not_take_the_index_of_a_finished_segment(
