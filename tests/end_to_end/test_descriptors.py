@@ -121,7 +121,7 @@ def test_more_connections_than_descriptors_leave_the_logs_theirs(tmp_path: Path)
                               "(ulimit -n) is lower")  # fmt: skip
         assert said["limit"] == LIMIT and said["connections"] + said["open_files"] < LIMIT
         clients = [WireClient(broker.port) for _ in range(LIMIT + 100)]
-        broker.until_said("warning", "connection refused: max.connections are open")
+        broker.until_said("warning", "connection refused")
         clients[0].create(TOPIC, 20)
         for partition in range(20):
             write(clients[0], partition, b"%d 1" % partition)

@@ -375,7 +375,7 @@ def test_connections_above_the_limit_are_refused_and_the_others_served(tmp_path:
                 assert closed(hostile)
         for friend in friends:
             friend.call(MetadataRequest(topics=[]), 9)
-        broker.until_said("warning", "connection refused: max.connections are open")
+        broker.until_said("warning", "connection refused")
         assert len(broker.said("warning")) == 1
         friends.pop().close()
         deadline = time.monotonic() + 10
@@ -384,6 +384,34 @@ def test_connections_above_the_limit_are_refused_and_the_others_served(tmp_path:
                 late.call(MetadataRequest(topics=[]), 9)
                 break
             assert time.monotonic() < deadline
+
+
+def test_one_address_does_not_keep_the_others_from_connecting(tmp_path: Path) -> None:
+    def connect(address: str) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", broker.port), 20, source_address=(address, 0))
+
+    def refusals() -> list[str]:
+        broker.until_said("warning", "connection refused")
+        return [line["reason"] for line in broker.said("warning", "connection refused")]
+
+    with running(tmp_path, max_connections=20) as broker, contextlib.ExitStack() as sockets:
+        for _ in range(18):
+            sockets.enter_context(connect("127.0.0.1"))
+        with connect("127.0.0.1") as hostile:
+            assert closed(hostile)
+        assert refusals() == ["the last tenth of max.connections is for addresses that have few"]
+        for address in ("127.0.0.2", "127.0.0.3"):
+            sockets.enter_context(connect(address))
+        assert broker.metrics()["kafka_server_socketservermetrics_connections"] == 20
+        sockets.pop_all().close()
+        with WireClient(broker.port) as late:
+            late.call(MetadataRequest(topics=[]), 9)
+    with running(tmp_path, max_connections_per_ip=2) as broker, contextlib.ExitStack() as sockets:
+        for address in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
+            sockets.enter_context(connect(address))
+        with connect("127.0.0.1") as hostile:
+            assert closed(hostile)
+        assert refusals() == ["max.connections.per.ip are open from its address"]
 
 
 def test_answers_keep_the_order_of_pipelined_requests(client: WireClient) -> None:

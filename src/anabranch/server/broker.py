@@ -400,6 +400,16 @@ class Broker:
             "Memory for what logs remember of producers, at the most.",
             lambda: context.replicas.producers.size,
         )
+        context.metrics.total(
+            "anabranch_aborted_transactions",
+            "Aborted transactions that partitions remember, 32 bytes each.",
+            lambda: (len(partition.table.aborted) for partition in context.replicas),
+        )
+        gauge(
+            "anabranch_configured_groups",
+            "Groups that have configs of their own.",
+            lambda: context.view.configured_group_count,
+        )
         gauge(
             "kafka_server_transaction_coordinator_metrics_metadata_bytes",
             "Memory for transactional ids and the partitions that their transactions hold.",

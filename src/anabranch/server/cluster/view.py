@@ -184,6 +184,11 @@ class ClusterView:
         """The groups that have configs of their own, sorted."""
         return sorted(self._group_configs)
 
+    @property
+    def configured_group_count(self) -> int:
+        """How many groups have configs of their own."""
+        return len(self._group_configs)
+
     def broker_configs(self, broker: str) -> Mapping[str, str]:
         """The dynamic settings of a broker, or of EVERY_BROKER."""
         return self._broker_configs.get(broker, NO_CONFIGS)

@@ -35,6 +35,11 @@ def describe(groups: Groups, metrics: Metrics) -> None:
     )
     metrics.gauge(f"{PREFIX}offset_bytes", "Memory for committed offsets.", groups.offsets_size)
     metrics.gauge(
+        f"{PREFIX}individual_commit_ranges",
+        "Ranges of offsets that groups have committed one by one, about 200 bytes each.",
+        groups.ranges_held,
+    )
+    metrics.gauge(
         f"{PREFIX}regex_matches_bytes",
         "Memory for the names of topics that patterns match.",
         lambda: groups.matches_size,

@@ -40,17 +40,41 @@ class Activity(NamedTuple):
     """Since when they have held any."""
 
 
+class Refusal(Enum):
+    """Why a connection is not taken."""
+
+    ALL = "max.connections are open"
+    ADDRESS = "max.connections.per.ip are open from its address"
+    RESERVED = "the last tenth of max.connections is for addresses that have few"
+
+
+RESERVED_PART = 10
+"""Of `max.connections` one part in so many is for addresses that hold no more than one in so many of that part."""
+
+
 class Admission:
     """The bounds of one listener."""
 
-    def __init__(self, *, connections_max: int, idle_max_ms: int, stalled_max_ms: int) -> None:
+    def __init__(
+        self, *, connections_max: int, idle_max_ms: int, stalled_max_ms: int, per_address_max: int | None = None
+    ) -> None:
         self.connections_max = connections_max
+        self._per_address_max = connections_max if per_address_max is None else per_address_max
+        reserved = connections_max // RESERVED_PART
+        self._open_to_all = connections_max - reserved
+        self._few = reserved // RESERVED_PART
         self._idle_max_s = idle_max_ms / 1000
         self._stalled_max_s = stalled_max_ms / 1000
 
-    def takes(self, open_connections: int) -> bool:
-        """Whether one more connection is taken."""
-        return open_connections < self.connections_max
+    def refusal(self, open_connections: int, of_address: int) -> Refusal | None:
+        """Why one more connection is not taken where so many are open, so many of them from its address."""
+        if open_connections >= self.connections_max:
+            return Refusal.ALL
+        if of_address >= self._per_address_max:
+            return Refusal.ADDRESS
+        if open_connections >= self._open_to_all and of_address > self._few:
+            return Refusal.RESERVED
+        return None
 
     def judge(self, activity: Activity, now_s: float, *, contended: bool, answers_max: int | None = None) -> Verdict:
         """Decide on an open connection.

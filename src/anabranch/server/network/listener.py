@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 
 from anabranch.machines.held_memory import DecodedMemory, GatheredMemory
 from anabranch.runtime.events import EventLimit, EventLogger
@@ -54,10 +55,12 @@ class Listener:
         )
         self._admission = Admission(
             connections_max=connections_max,
+            per_address_max=settings.max_connections_per_ip,
             idle_max_ms=settings.connections_max_idle_ms,
             stalled_max_ms=settings.stalled_request_timeout_ms,
         )
         self._connections: dict[int, Connection] = {}
+        self._of_address: Counter[str] = Counter()
         self._acceptor: Acceptor | None = None
         self._numbers = numbers
         self._sweeping: asyncio.Task[None] | None = None
@@ -77,7 +80,9 @@ class Listener:
         metrics.gauge(f"{name}gathered_bytes", "Memory for long answers that are being made.", lambda: gathered.held)
         metrics.gauge(f"{name}gathered_waiting", "Long answers that wait for it.", lambda: gathered.waiting)
         self._accepted = metrics.counter(f"{name}connectioncreation_total", "Connections accepted.")
-        self._too_many = metrics.counter(f"{name}connectionrefused_total", "Connections above max.connections.")
+        self._too_many = metrics.counter(
+            f"{name}connectionrefused_total", "Connections refused: too many, in all or of an address."
+        )
         self._idle_closed = metrics.counter(f"{name}expiredconnectionskilled_total", "Idle connections closed.")
 
     def listen(self) -> int:
@@ -100,13 +105,15 @@ class Listener:
     def _on_connected(self, sock: socket.socket, address: tuple[str, int]) -> None:
         peer = f"{address[0]}:{address[1]}"
         settings = self._settings
-        if not self._admission.takes(len(self._connections)):
+        refusal = self._admission.refusal(len(self._connections), self._of_address[address[0]])
+        if refusal is not None:
             sock.close()
             self._too_many.add()
             suppressed = self._refused.admit(self._loop.time())
             if suppressed is not None:
                 events.warning(
-                    "connection refused: max.connections are open",
+                    "connection refused",
+                    reason=refusal.value,
                     peer=peer,
                     max_connections=self._admission.connections_max,
                     suppressed=suppressed,
@@ -119,6 +126,7 @@ class Listener:
         self._accepted.add()
         connection = Connection(self._service, PlainTransport(sock), peer, self._numbers.take(), self._forget)
         self._connections[connection.number] = connection
+        self._of_address[address[0]] += 1
         connection.channel.start()
 
     def _on_accept_error(self, error: OSError) -> None:
@@ -127,7 +135,12 @@ class Listener:
             events.error("connections cannot be accepted", reason=error, suppressed=suppressed)
 
     def _forget(self, connection: Connection) -> None:
-        self._connections.pop(connection.number, None)
+        if self._connections.pop(connection.number, None) is None:
+            return
+        address = connection.peer.rpartition(":")[0]
+        self._of_address[address] -= 1
+        if not self._of_address[address]:
+            del self._of_address[address]
 
     async def _sweep(self) -> None:
         while True:

@@ -509,7 +509,17 @@ class Settings:
         "fetches wait; the largest that wait for records are answered early.",
     )
     max_connections: int = setting(
-        "max.connections", Between(1, 1_000_000), limits.CONNECTIONS_MAX, "Connections served at a time."
+        "max.connections",
+        Between(1, 1_000_000),
+        limits.CONNECTIONS_MAX,
+        "Connections served at a time. The last tenth is for addresses that have no more than a hundredth of them.",
+    )
+    max_connections_per_ip: int = setting(
+        "max.connections.per.ip",
+        Between(1, INT32_MAX),
+        INT32_MAX,
+        "Connections served at a time of one address. What outlives a connection has no share of it "
+        "(reliability.md, Bounds).",
     )
     max_partitions_per_broker: int = setting(
         "max.partitions.per.broker",

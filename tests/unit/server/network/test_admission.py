@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX
-from anabranch.server.network.admission import Activity, Admission, AnswerMemory, Verdict, may_begin
+from anabranch.server.network.admission import Activity, Admission, AnswerMemory, Refusal, Verdict, may_begin
 
 NOW = 1_000.0
 ADMISSION = Admission(connections_max=2, idle_max_ms=60_000, stalled_max_ms=5_000)
@@ -15,8 +15,24 @@ RECENT, LONG_AGO = NOW - 1, NOW - 61
 
 
 def test_connections_are_taken_up_to_the_maximum() -> None:
-    assert [ADMISSION.takes(number) for number in range(4)] == [True, True, False, False]
-    assert not Admission(connections_max=0, idle_max_ms=1, stalled_max_ms=1).takes(0)
+    assert [ADMISSION.refusal(number, number) for number in range(4)] == [None, None, Refusal.ALL, Refusal.ALL]
+    assert Admission(connections_max=0, idle_max_ms=1, stalled_max_ms=1).refusal(0, 0) is Refusal.ALL
+
+
+def test_the_last_tenth_is_for_addresses_that_have_few_connections() -> None:
+    admission = Admission(connections_max=1_000, idle_max_ms=1, stalled_max_ms=1)
+    assert admission.refusal(899, 899) is None
+    assert admission.refusal(900, 900) is Refusal.RESERVED
+    assert admission.refusal(900, 0) is None
+    assert admission.refusal(999, 10) is None
+    assert admission.refusal(999, 11) is Refusal.RESERVED
+    assert admission.refusal(1_000, 0) is Refusal.ALL
+
+
+def test_an_address_has_no_more_connections_than_the_limit_of_one() -> None:
+    admission = Admission(connections_max=1_000, idle_max_ms=1, stalled_max_ms=1, per_address_max=2)
+    assert admission.refusal(5, 1) is None
+    assert admission.refusal(5, 2) is Refusal.ADDRESS
 
 
 @pytest.mark.parametrize(
