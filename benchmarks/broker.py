@@ -259,6 +259,25 @@ def latency(scale: Scale, running: Pair | None = None) -> list[Result]:
         )
 
 
+def acks_one(scale: Scale) -> list[Result]:
+    """What it costs that acks=1 is answered when its records are visible: the same where that is at once."""
+    rate = scale.choose(1_000, 500)
+    records = rate * scale.choose(15, 1)
+    with ExitStack() as stack:
+        sides = {
+            side: stack.enter_context(Anabranch(settings={"durability": durability}))
+            for side, durability in (("anabranch", "fsync"), ("durability=os", "os"))
+        }
+        return compare(
+            "broker.acks_one",
+            what=f"ProducerPerformance at {rate} records/s of 1 KiB, acks=1, {records} records; "
+            "durability=fsync against os",
+            sides={name: _produced(server, 1, records, rate, acks="1") for name, server in sides.items()},
+            bars=[Bar("p50", "ms", "less"), Bar("p99", "ms", "less")],
+            scale=scale,
+        )
+
+
 def durable(scale: Scale, running: Pair | None = None) -> list[Result]:
     """Records a second that are on the disk when they are acknowledged."""
     records = scale.choose(100_000, 500)  # the client's first seconds are those of a cold virtual machine
@@ -402,6 +421,7 @@ BENCHMARKS = {
     "consume": consume,
     "consume_librdkafka": consume_librdkafka,
     "latency": latency,
+    "acks_one": acks_one,
     "durable": durable,
     "start": start,
     "resize": resize,

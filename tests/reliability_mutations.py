@@ -53,7 +53,11 @@ RELIABILITY = (
     _seen(
         "one address may take the last connections, too",
         f"{PEERS}::test_one_address_does_not_keep_the_others_from_connecting",
-        Edit(ADMISSION, "        if open_connections >= self._open_to_all and of_address > self._few:\n", "        if False:\n"),
+        Edit(
+            ADMISSION,
+            "        if open_connections >= self._open_to_all and of_address > self._few:\n",
+            "        if False:\n",
+        ),
     ),
     # Hostile bytes.
     _seen(
