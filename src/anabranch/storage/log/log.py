@@ -101,10 +101,9 @@ class LocalLog:
         """Open the log in `directory` and recover it; a new log has none until something is written.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
-        `visit` sees the header of every batch that recovery checks, in order. `checkpoints` are shared by the logs of
-        a data directory; without, the log keeps its own beside its segments. `commits`, without which the log cannot be
-        asked to `commit`, makes logs durable together. `power_lost`: the machine was restarted since the log was
-        written, so that unsynced bytes may be missing in any order. Raises OfflineLogError.
+        `visit` sees the header of every batch that recovery checks, in order. Without the `checkpoints` of a directory
+        of logs it keeps its own; without `commits`, which make logs durable together, it cannot be asked to `commit`.
+        `power_lost`: as the machine was restarted, unsynced bytes may be missing in any order. Raises OfflineLogError.
         """
         log = cls(directory, config, disk, checkpoints, commits)
         log._load(start_offset, visit or (lambda header: None), power_lost=power_lost)
@@ -152,6 +151,8 @@ class LocalLog:
         self._home.epochs_file.written = self.epochs.entries == loaded and (sound or not loaded)
         if known.log_start is not None and self.log_start > known.log_start:
             self.checkpoint()  # A power loss took the first files: a kill before the next note must not find it so.
+        elif compacted and point is None:
+            self.note_points()  # From here on it goes up: a start takes a gap above it for a loss.
 
     @property
     def _points(self) -> Checkpoints:
@@ -301,8 +302,7 @@ class LocalLog:
         elif flush.generation == self._generation:
             self.flushed = max(self.flushed, flush.end)
             flush.note_durable()
-            if self.directory.parent in flush.directories:
-                self._home.durable = True
+            self._home.durable |= self.directory.parent in flush.directories
             if self._home.durable and not self._home.abandoned:
                 self._points.record(self._name, log_start=self.log_start, synced=self.flushed)
             return True

@@ -313,11 +313,14 @@ class Segment:
             return self.locate(offset)
         try:
             position = self.locate(offset - 1)
-            return position + self.header_at(position).size
+            header = self.header_at(position)
+            if header.next_offset != offset:
+                raise DecodeError(f"the one at position {position} ends before offset {header.next_offset}")
         except DecodeError as error:
             raise OSError(
                 errno.EIO, f"{self.path}: the batch before offset {offset} cannot be read: {error}"
             ) from error
+        return position + header.size
 
     def locate(self, offset: int) -> int:
         """The position of the batch that holds `offset`, or of the first one behind it; the size without one."""
@@ -343,8 +346,9 @@ class Segment:
     def _find(self, offset: int) -> int:
         begin, position = self.index.floor(offset)
         for at, header in self.walk(position):
-            if at == position and header.base_offset != begin and position:
-                raise DecodeError(f"the index has offset {begin} at position {position}, found {header.base_offset}")
+            if at == position and position and (header.base_offset != begin or begin > offset):
+                found = f"found {header.base_offset}, looked for {offset}"
+                raise DecodeError(f"the index has offset {begin} at position {position}, {found}")
             if header.last_offset >= offset:
                 return at
         if position:  # All offsets before the end are in a batch.
@@ -366,6 +370,8 @@ class Segment:
         found = limit + 1
         for _ in range(WRONG_ENTRIES_MAX):
             offset, found = self.index.floor_of_position(found - 1)
+            if found > limit:
+                break
             with contextlib.suppress(DecodeError):
                 if found <= position or self.header_at(found).base_offset == offset:
                     return found
@@ -421,6 +427,8 @@ class Segment:
         if entry is None or not entry[1]:
             return 0
         offset, position, largest, largest_offset = entry
+        if largest >= timestamp:
+            raise DecodeError(f"the index has timestamp {largest} where earlier ones than {timestamp} are")
         if self.header_at(position).base_offset != offset:
             raise DecodeError(f"the index has offset {offset} at position {position}, which begins elsewhere")
         self._check_time(largest, largest_offset)
@@ -517,13 +525,15 @@ class Segment:
         if self.size:
             if not len(self.index):
                 raise DecodeError("the index is empty")
-            _, last, timestamp, timestamp_offset = self.index.last()
+            first, last, timestamp, timestamp_offset = self.index.last()
             self._check_time(timestamp, timestamp_offset)
             if timestamp != NO_TIMESTAMP:
                 largest = MaxTimestamp(timestamp, timestamp_offset)
             for position, header in self.walk(last):
                 behind = position + header.size
                 if position == last:
+                    if header.base_offset != first:
+                        raise DecodeError(f"the index ends with offset {first} at {last}, found {header.base_offset}")
                     indexed_to = behind
                 elif behind - indexed_to > self._index_interval and len(missing) < _ENTRIES_AT_ONCE:
                     missing.append((header.base_offset, position, *largest))
@@ -533,6 +543,8 @@ class Segment:
                 found = header.next_offset
                 if end is not None and found >= end:
                     break
+            if not behind:
+                raise DecodeError(f"the index ends at position {last}, the batches at {self.size}")
         for entry in missing:
             self.index.append(*entry)
         self.end, self.max_timestamp, self._indexed_to = found, largest, indexed_to

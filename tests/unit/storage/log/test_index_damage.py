@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.records.batch import parse_header
-from anabranch.runtime.disk import Disk
+from anabranch.runtime.disk import Disk, File
 from anabranch.storage.interface import Slice
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.errors import OfflineLogError
@@ -82,3 +82,80 @@ def test_every_flipped_bit_of_an_index_is_noticed_where_it_matters(closed: Path,
         except OfflineLogError as error:
             wrong.append((bit, error))
     assert not wrong, wrong
+
+
+# -- an index that changes under an open log: some of it is in memory, as it was -----------------------------------
+
+WIDE = LogConfig(index_interval_bytes=1)
+PAGE, FLIPPED = 512, 1
+"""An index is read in pages of so many entries; the bit that makes 0 of the offset of the second page's first one."""
+
+
+def wide(path: Path, count: int) -> LocalLog:
+    log = LocalLog.open(path, WIDE, disk=Disk())
+    for number in range(count):
+        log.append(make_batch(1, b"v", timestamp=NOW_MS + number), 0, 0)
+    return log
+
+
+def flip(path: Path, byte: int, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def first(part: object) -> int:
+    assert isinstance(part, Slice)
+    return parse_header(part.view(), 0).base_offset
+
+
+@pytest.fixture
+def two_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalLog:
+    """A log whose first segment has two pages of an index, of which the second is in memory."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda fd: None)
+    log = wide(tmp_path / "t-0", 2 * PAGE - 1)
+    log.finish_segment(log.end)
+    log.append(make_batch(1, timestamp=NOW_MS + 10 * PAGE), 0, 0)
+    log.flush()
+    log.close()
+    log = LocalLog.open(tmp_path / "t-0", WIDE, disk=Disk())
+    assert first(log.read(PAGE + 200, 0)) == PAGE + 200
+    assert first(log.batch_for_timestamp(NOW_MS + PAGE + 200)) == PAGE + 200
+    return log
+
+
+def test_a_page_in_memory_that_differs_from_the_file_makes_no_read_pass_records_over(two_pages: LocalLog) -> None:
+    places, _ = two_pages.segments[0].index.paths
+    flip(places, 8 * PAGE + 2, FLIPPED)
+    assert [first(two_pages.read(offset, 0)) for offset in (50, 300, 510)] == [50, 300, 510]
+
+
+def test_nor_does_a_timestamp_find_a_later_one(two_pages: LocalLog) -> None:
+    _, times = two_pages.segments[0].index.paths
+    bit = next(bit for bit in range(2, 8) if (NOW_MS + PAGE - 1) >> 8 & 1 << bit)
+    flip(times, 12 * PAGE + 6, bit)  # the largest timestamp before the entry goes down by a second or more
+    found = [first(two_pages.batch_for_timestamp(NOW_MS + offset)) for offset in (50, 300)]
+    assert found == [50, 300]
+
+
+def test_a_cut_after_a_failed_sync_is_where_the_synced_batches_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the next append went behind what was to be cut, under offsets that do not follow."""
+    log = wide(tmp_path / "t-0", 300)
+    log.flush()
+    for number in range(2_300):
+        log.append(make_batch(1, b"v", timestamp=NOW_MS + number), 0, 0)
+    segment = log.segments[0]
+    assert segment.locate(700) == segment.locate(700)  # its page is in memory
+    flip(segment.index.paths[0], 8 * PAGE + 2, FLIPPED)
+    with monkeypatch.context() as failing:
+        failing.setattr(File, "sync", lambda file: (_ for _ in ()).throw(OSError(5, "sync")))
+        with pytest.raises(OSError, match="sync"):
+            log.flush()
+    log.resume(10_000)
+    assert (log.end, log.size) == (300, 300 * segment.header_at(0).size)
+    assert log.append(make_batch(1, b"new"), 0, 20_000).base_offset == 300
+    log.flush()
+    assert LocalLog.open(tmp_path / "t-0", WIDE, disk=Disk()).end == 301

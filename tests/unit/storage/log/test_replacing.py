@@ -187,3 +187,21 @@ def test_a_compacted_log_that_has_lost_its_recovery_point_opens_after_a_kill_too
         assert log.end == end
         log.retain(20_000)
         assert log.recovery_point > log.segments[0].base_offset
+
+
+def test_an_index_built_anew_after_such_an_opening_does_not_move_the_recovery_point_back() -> None:
+    """Before the first note: the point was then noted before what is compacted, and the next start refused the log."""
+    disk = new_disk()
+    log = filled(disk)
+    clean(log, 10_000)
+    log.finish_segment(log.end)
+    append(log, range(70, 80), 8)
+    log.flush()
+    end = log.end
+    log.close()
+    (lost,) = (path for path in disk.nodes if path.name == RECOVERY_POINTS_FILE)
+    disk.unlink(lost)
+    log = LocalLog.open(HERE, CONFIG, disk=disk)
+    log.segments[0].rebuild_index()  # as a reader does that comes upon a wrong entry
+    log.checkpoint()
+    assert LocalLog.open(HERE, CONFIG, disk=disk).end == end
