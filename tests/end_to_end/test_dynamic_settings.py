@@ -52,7 +52,7 @@ def replaced(client: WireClient, kind: int, name: str, **settings: str) -> int:
     return int(answer.error_code)
 
 
-def described(client: WireClient, kind: int, name: str) -> dict[str, str]:
+def described(client: WireClient, kind: int, name: str) -> dict[str, str | None]:
     resource = DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
     [answer] = client.call(DescribeConfigsRequest(resources=[resource]), 4).results
     return {config.name: config.value for config in answer.configs}
@@ -158,17 +158,78 @@ def test_what_cannot_be_set_is_refused(broker: BrokerProcess, client: WireClient
     assert altered(client, BROKER, "7", "message.max.bytes", "1") == ErrorCode.INVALID_REQUEST
 
 
-def test_the_broker_lists_the_usual_names(broker: BrokerProcess) -> None:
-    listed = Tool(broker).described(ResourceType.BROKER, "1")
-    usual = {"log.retention.ms", "log.dirs", "num.partitions", "message.max.bytes", "log.flush.interval.messages"}
-    assert usual | {"unclean.leader.election.enable", "log.cleaner.max.compaction.lag.ms"} <= listed.keys()
-    fixed = {name: listed[name] for name in ("num.io.threads", "num.network.threads", "listener.security.protocol.map")}
-    assert {name: it.value for name, it in fixed.items()} == {
-        "num.io.threads": "1",
-        "num.network.threads": "1",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
-    }
-    assert all(it.is_read_only for it in fixed.values())
+USUAL = {
+    "authorizer.class.name": "",
+    "auto.create.topics.enable": "true",
+    "auto.leader.rebalance.enable": "false",
+    "background.threads": "1",
+    "broker.id": "1",
+    "delete.topic.enable": "true",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT",
+    "log.cleaner.enable": "true",
+    "log.cleaner.max.compaction.lag.ms": str(2**63 - 1),
+    "log.cleaner.threads": "1",
+    "log.flush.interval.messages": str(2**63 - 1),
+    "log.retention.hours": "24",
+    "log.retention.minutes": "1440",
+    "log.retention.ms": "86400000",
+    "log.roll.hours": "168",
+    "message.max.bytes": "1048588",
+    "node.id": "1",
+    "num.io.threads": "1",
+    "num.network.threads": "1",
+    "num.partitions": "1",
+    "num.recovery.threads.per.data.dir": "4",
+    "process.roles": "broker,controller",
+    "remote.log.storage.system.enable": "false",
+    "sasl.enabled.mechanisms": "",
+    "security.inter.broker.protocol": "PLAINTEXT",
+    "unclean.leader.election.enable": "false",
+}
+"""What tools and consoles read of a broker that was started with log.retention.hours=24."""
+
+
+def test_the_broker_lists_the_usual_names_with_what_is_in_force(tmp_path: Path) -> None:
+    kind = ResourceType.BROKER
+    with running(tmp_path, log_retention_hours=24) as broker, WireClient(broker.port) as client:
+        tool = Tool(broker)
+        listed = tool.described(kind, "1")
+        assert {name: listed[name].value for name in USUAL} == USUAL
+        assert listed["log.dir"].value == listed["log.dirs"].value == str(tmp_path)
+        assert not {"zookeeper.connect", "inter.broker.protocol.version"} & listed.keys(), "Kafka 4 has neither"
+        hours = listed["log.retention.hours"]
+        assert (hours.source, hours.is_read_only) == (ConfigSource.STATIC_BROKER_CONFIG.value, True)
+        assert hours.synonyms["log.retention.ms"].value == str(7 * 86_400_000), "of one name librdkafka keeps the last"
+        for name in ("log.retention.hours", "broker.id", "num.io.threads"):
+            assert tool.refused(kind, "1", name, "5") == ErrorCode.INVALID_REQUEST
+        tool.set(kind, "1", "log.retention.ms", "5400000")
+        found = described(client, BROKER, "1")
+        assert (found["log.retention.hours"], found["log.retention.minutes"]) == (None, "90"), "not whole hours"
+
+
+def test_the_sources_of_a_topics_config_are_told_in_the_order_in_which_they_count(tmp_path: Path) -> None:
+    with running(tmp_path, message_max_bytes=2_000_000) as broker, WireClient(broker.port) as client:
+        tool = Tool(broker)
+        client.create("own", max_message_bytes="5000")
+        tool.set(ResourceType.BROKER, "1", "message.max.bytes", "6000")
+        assert altered(client, BROKER, "", "message.max.bytes", "7000") == 0
+        asked = DescribeConfigsResource(
+            resource_type=TOPIC, resource_name="own", configuration_keys=["max.message.bytes"]
+        )
+        [answer] = client.call(DescribeConfigsRequest(resources=[asked], include_synonyms=True), 4).results
+        assert [(it.name, it.value, it.source) for it in answer.configs[0].synonyms] == [
+            ("max.message.bytes", "5000", ConfigSource.DYNAMIC_TOPIC_CONFIG.value),
+            ("message.max.bytes", "6000", ConfigSource.DYNAMIC_BROKER_CONFIG.value),
+            ("message.max.bytes", "7000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG.value),
+            ("message.max.bytes", "2000000", ConfigSource.STATIC_BROKER_CONFIG.value),
+            ("message.max.bytes", "1048588", ConfigSource.DEFAULT_CONFIG.value),
+        ]
+        seen = tool.described(ResourceType.TOPIC, "own")["max.message.bytes"].synonyms
+        assert {name: it.value for name, it in seen.items()} == {
+            "max.message.bytes": "5000",
+            "message.max.bytes": "1048588",
+        }, "librdkafka asks for them; of one name it keeps the last"
 
 
 def test_a_logger_is_turned_up_and_down(broker: BrokerProcess, client: WireClient) -> None:

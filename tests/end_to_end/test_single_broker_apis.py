@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,14 +25,21 @@ from anabranch.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirsRequest,
     AlterReplicaLogDirTopic,
 )
+from anabranch.protocol.messages.api_versions import ApiVersionsRequest
+from anabranch.protocol.messages.create_delegation_token import CreatableRenewers, CreateDelegationTokenRequest
 from anabranch.protocol.messages.describe_acls import DescribeAclsRequest
 from anabranch.protocol.messages.describe_client_quotas import DescribeClientQuotasRequest
+from anabranch.protocol.messages.describe_delegation_token import DescribeDelegationTokenRequest
 from anabranch.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from anabranch.protocol.messages.expire_delegation_token import ExpireDelegationTokenRequest
+from anabranch.protocol.messages.renew_delegation_token import RenewDelegationTokenRequest
 from anabranch.protocol.messages.sasl_authenticate import SaslAuthenticateRequest
 from anabranch.protocol.messages.sasl_handshake import SaslHandshakeRequest
 from anabranch.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
-from anabranch.protocol.registry import API
+from anabranch.protocol.registry import API, api_of
+from anabranch.server.handlers.refused import REFUSED
 from tests.support.broker import BrokerProcess
+from tests.support.messages import filled
 from tests.support.wire import WireClient
 
 TIMEOUT_S = 20
@@ -178,6 +187,45 @@ def test_authentication_is_answered_in_its_own_form(wire: WireClient) -> None:
     for version in API[36].versions:
         assert wire.call(SaslAuthenticateRequest(auth_bytes=b"x"), version).error_code == ErrorCode.ILLEGAL_SASL_STATE
     assert wire.metadata("placed").error_code == 0, "the connection goes on"
+
+
+@pytest.mark.parametrize("key", REFUSED, ids=lambda key: API[key].name)
+def test_what_is_not_served_is_refused_in_its_own_form(broker: BrokerProcess, key: int) -> None:
+    """Before, the connection was closed, which clients take for a broker that is gone."""
+    api, chance, before = API[key], random.Random(key), len(broker.said("warning", "request refused"))
+    with WireClient(broker.port) as client:
+        for version in api.read:
+            request = filled(api.request, version, chance)
+            assert errors_of(client.call(request, version)) == {REFUSED[key][0]}, version
+        assert client.call(ApiVersionsRequest(), 4).error_code == 0, "the connection goes on"
+        assert key not in {it.api_key for it in client.call(ApiVersionsRequest(), 4).api_keys}
+        client.sock.sendall(struct.pack(">ihhih", 10, key, api.versions[-1] + 1, 1, -1))
+        assert client.sock.recv(1) == b"", "a version that is not known has no form"
+    *_, said = broker.until_said("warning", "request refused", before + len(api.read))
+    assert said["reason"].startswith(f"{api.name} ")
+
+
+def errors_of(answer: Any) -> set[int]:
+    """The error codes of an answer: its own, or those of all groups or partitions."""
+    if hasattr(answer, "error_code"):
+        return {answer.error_code}
+    if hasattr(answer, "groups"):
+        return {it.error_code for it in answer.groups}
+    return {of.error_code for it in answer.results for of in it.partitions}
+
+
+def test_delegation_tokens_are_not_given_without_authentication(wire: WireClient) -> None:
+    """As by a Kafka broker on a PLAINTEXT listener."""
+    for message in (
+        CreateDelegationTokenRequest(renewers=[CreatableRenewers(principal_type="User", principal_name="a")]),
+        RenewDelegationTokenRequest(hmac=b"x"),
+        ExpireDelegationTokenRequest(hmac=b"x"),
+        DescribeDelegationTokenRequest(owners=None),
+    ):
+        for version in api_of(type(message)).served:
+            assert wire.call(message, version).error_code == ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
+    listed = {it.api_key for it in wire.call(ApiVersionsRequest(), 4).api_keys}
+    assert listed >= {38, 39, 40, 41}
 
 
 def test_authorized_operations_are_told_to_those_who_ask(

@@ -24,10 +24,14 @@ from anabranch.codec.declaration import is_declared
 from anabranch.codec.types import Array, Bytes, Field, Fixed, Nested, String, Type, Uuid
 from anabranch.protocol.messages.consumer_protocol_assignment import ConsumerProtocolAssignment
 from anabranch.protocol.messages.consumer_protocol_subscription import ConsumerProtocolSubscription
+from anabranch.protocol.messages.fetch_snapshot import LeaderIdAndEpoch
+from anabranch.protocol.messages.update_raft_voter import CurrentLeader
 from anabranch.protocol.registry import API
 
 OURS = 10_000
 """Tags from this one on belong to our own fields, which kio does not support."""
+ALWAYS_IN_KIO = (CurrentLeader, LeaderIdAndEpoch)
+"""Tagged fields that kio cannot leave out, because their struct has fields without a default."""
 
 EMBEDDED = (ConsumerProtocolSubscription, ConsumerProtocolAssignment)
 CLASSES = [declared for api in API.values() for declared in (api.request, api.response)] + list(EMBEDDED)
@@ -68,7 +72,8 @@ def messages(declared: type, version: int, *, with_ours: bool) -> st.SearchStrat
     def member(name: str, field: Field) -> st.SearchStrategy[Any]:
         match field:
             case Field(type=Nested(of=inner), tag=tag) if tag is not None:
-                return st.none() | struct(inner).map(lambda made: None if made == inner() else made)
+                made = struct(inner).map(lambda made: None if made == inner() else made)
+                return made.filter(bool) if inner in ALWAYS_IN_KIO else st.none() | made
             case Field(type=Fixed()) if name.endswith("error_code"):
                 return _CODES
             case Field(type=Fixed()) if name.endswith("_ms"):

@@ -23,6 +23,8 @@ IN_FLIGHT_PER_CONNECTION_MAX = 16
 
 DISK_FREE_SIZE_MIN = 16 << 20
 """Default of `log.dirs.free.bytes.min`: bytes of the disk that records of clients do not take."""
+RECOVERY_THREADS = 4
+"""Threads that open logs when a broker starts."""
 
 MESSAGE_SIZE_MAX = 1_048_588
 """Default of `max.message.bytes`: the largest record batch, header included."""

@@ -92,16 +92,15 @@ def serve_broker(options: Options) -> int:
 
 def load_settings(options: Options) -> Settings:
     """Merge the sources of settings: file, environment, --set, --data and --listen, later ones override."""
-    properties: dict[str, str] = {}
-    if options.config is not None:
-        properties.update(table.read_properties(options.config.read_text()))
-    properties.update(table.from_environment(os.environ))
-    properties.update(table.read_properties("\n".join(options.given)))
-    if options.data is not None:
-        properties["log.dirs"] = str(options.data)
-    if options.listen is not None:
-        properties["listeners"] = options.listen
-    return Settings.of(properties)
+    options_of = {"log.dirs": options.data, "listeners": options.listen}
+    return Settings.of(
+        table.layered(
+            {} if options.config is None else table.read_properties(options.config.read_text()),
+            table.from_environment(os.environ),
+            table.read_properties("\n".join(options.given)),
+            {name: str(value) for name, value in options_of.items() if value is not None},
+        )
+    )
 
 
 def raise_file_limit() -> None:

@@ -50,6 +50,10 @@ ELEMENTS_MAX: dict[int, int] = {
     34: EVERY_PARTITION,  # AlterReplicaLogDirs
     35: EVERY_PARTITION,  # DescribeLogDirs
     37: EVERY_PARTITION,  # CreatePartitions: assignments of partitions
+    38: FEW,  # CreateDelegationToken: principals that may renew it
+    39: FEW,  # RenewDelegationToken
+    40: FEW,  # ExpireDelegationToken
+    41: FEW,  # DescribeDelegationToken: owners
     42: EVERY_GROUP,  # DeleteGroups
     43: EVERY_PARTITION,  # ElectLeaders
     44: EVERY_GROUP,  # IncrementalAlterConfigs
@@ -78,8 +82,10 @@ ELEMENTS_MAX: dict[int, int] = {
     10005: FEW,  # CancelTopicResizes: topics, of which more than a hundred are refused
     10006: EVERY_PARTITION,  # DescribeLoad: partitions, of which more than a thousand are refused
     10007: EVERY_PARTITION,  # DescribeSlices: partitions, of which more than a thousand are refused
+    # Those that are refused, whatever they hold:
+    **dict.fromkeys((4, 5, 6, 7, 17, 36, 52, 53, 54, 56, 58, 59, 62, 63, 64, 67, 70, 71, 72, 73, *range(76, 93)), FEW),
 }
-"""By API key; every API that is served has its bound."""
+"""By API key; every API has its bound."""
 
 TOPICS_MAX: dict[int, int] = {19: EVERY_GROUP, 37: EVERY_GROUP}
 """By API key, the topics of a request of which most elements may be the assignments of partitions: an answer tells all

@@ -36,7 +36,7 @@ class RequestHeader(NamedTuple):
 
 
 class UnsupportedVersionError(DecodeError):
-    """A well-formed header of a request that is not served here: unknown API, or unknown version of one."""
+    """A well-formed header of a request that is not read here: unknown API, or unknown version of one."""
 
     def __init__(self, header: RequestHeader) -> None:
         super().__init__(f"API {header.api_key} version {header.api_version} is not served")
@@ -56,7 +56,7 @@ def encode_request(message: object, version: int, correlation_id: int, client_id
 
 
 def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[RequestHeader, Any]:
-    """Read a request that the broker serves: its header and the message.
+    """Read a request that the broker serves, or refuses in its own form: its header and the message.
 
     TooManyElementsError where it has more elements than its API allows, or than `elements_max`.
 
@@ -112,7 +112,7 @@ def decode_request_into(requests: list[Any], frame: Blob) -> RequestHeader:
 def _serve(header: RequestHeader) -> tuple[type[Any], int, bool]:
     key, version, _, _ = header
     api = API.get(key)
-    if api is None or version not in api.served:
+    if api is None or version not in api.read:
         raise UnsupportedVersionError(header)
     served = _served[key, version] = api.request, ELEMENTS_MAX[key], api.flexible(version)
     return served

@@ -25,7 +25,12 @@ class Api:
     """Versions the codec can read and write."""
     flexible_since: int
     served: range
-    """Versions that the broker serves and lists in ApiVersions; empty for requests between brokers."""
+    """Versions that the broker serves and lists in ApiVersions; empty where it refuses all requests."""
+
+    @property
+    def read(self) -> range:
+        """Versions whose requests the broker reads: to serve them, or to refuse them in their own form."""
+        return self.served or self.versions
 
     @cached_property
     def request(self) -> type[Any]:
@@ -73,6 +78,7 @@ API: dict[int, Api] = {
         _api(4, "LeaderAndIsr", "7", 7, ""),
         _api(5, "StopReplica", "4", 4, ""),
         _api(6, "UpdateMetadata", "8", 8, ""),
+        _api(7, "ControlledShutdown", "1-3", 3, ""),
         _api(8, "OffsetCommit", "2-10", 8),
         _api(9, "OffsetFetch", "1-10", 6),
         _api(10, "FindCoordinator", "0-6", 3),
@@ -103,6 +109,10 @@ API: dict[int, Api] = {
         _api(35, "DescribeLogDirs", "1-5", 2, "1-4"),
         _api(36, "SaslAuthenticate", "0-2", 2, ""),
         _api(37, "CreatePartitions", "0-3", 2),
+        _api(38, "CreateDelegationToken", "1-3", 2),
+        _api(39, "RenewDelegationToken", "1-2", 2),
+        _api(40, "ExpireDelegationToken", "1-2", 2),
+        _api(41, "DescribeDelegationToken", "1-3", 2),
         _api(42, "DeleteGroups", "0-2", 2),
         _api(43, "ElectLeaders", "0-2", 2),
         _api(44, "IncrementalAlterConfigs", "0-1", 1),
@@ -113,16 +123,47 @@ API: dict[int, Api] = {
         _api(49, "AlterClientQuotas", "0-1", 1),
         _api(50, "DescribeUserScramCredentials", "0", 0),
         _api(51, "AlterUserScramCredentials", "0", 0),
+        _api(52, "Vote", "0-2", 0, ""),
+        _api(53, "BeginQuorumEpoch", "0-1", 1, ""),
+        _api(54, "EndQuorumEpoch", "0-1", 1, ""),
         _api(55, "DescribeQuorum", "0-2", 0),
+        _api(56, "AlterPartition", "2-3", 2, ""),
         _api(57, "UpdateFeatures", "0-2", 0),
+        _api(58, "Envelope", "0", 0, ""),
+        _api(59, "FetchSnapshot", "0-1", 0, ""),
         _api(60, "DescribeCluster", "0-2", 0),
         _api(61, "DescribeProducers", "0", 0),
+        _api(62, "BrokerRegistration", "0-4", 0, ""),
+        _api(63, "BrokerHeartbeat", "0-2", 0, ""),
+        _api(64, "UnregisterBroker", "0", 0, ""),
         _api(65, "DescribeTransactions", "0", 0),
         _api(66, "ListTransactions", "0-2", 0),
+        _api(67, "AllocateProducerIds", "0", 0, ""),
         _api(68, "ConsumerGroupHeartbeat", "0-1", 0),
         _api(69, "ConsumerGroupDescribe", "0-1", 0),
+        _api(70, "ControllerRegistration", "0", 0, ""),
+        _api(71, "GetTelemetrySubscriptions", "0", 0, ""),
+        _api(72, "PushTelemetry", "0", 0, ""),
+        _api(73, "AssignReplicasToDirs", "0", 0, ""),
         _api(74, "ListConfigResources", "0-1", 0),
         _api(75, "DescribeTopicPartitions", "0", 0),
+        _api(76, "ShareGroupHeartbeat", "1", 1, ""),
+        _api(77, "ShareGroupDescribe", "1", 1, ""),
+        _api(78, "ShareFetch", "1-2", 1, ""),
+        _api(79, "ShareAcknowledge", "1-2", 1, ""),
+        _api(80, "AddRaftVoter", "0-1", 0, ""),
+        _api(81, "RemoveRaftVoter", "0", 0, ""),
+        _api(82, "UpdateRaftVoter", "0", 0, ""),
+        _api(83, "InitializeShareGroupState", "0", 0, ""),
+        _api(84, "ReadShareGroupState", "0", 0, ""),
+        _api(85, "WriteShareGroupState", "0-1", 0, ""),
+        _api(86, "DeleteShareGroupState", "0", 0, ""),
+        _api(87, "ReadShareGroupStateSummary", "0-1", 0, ""),
+        _api(88, "StreamsGroupHeartbeat", "0", 0, ""),
+        _api(89, "StreamsGroupDescribe", "0", 0, ""),
+        _api(90, "DescribeShareGroupOffsets", "0-1", 0, ""),
+        _api(91, "AlterShareGroupOffsets", "0", 0, ""),
+        _api(92, "DeleteShareGroupOffsets", "0", 0, ""),
         _api(10000, "PartitionLeaderEpochsForPartitions", "0", 0),
         _api(10001, "ConsumerGroupPosition", "0", 0),
         _api(10002, "ConsumerGroupPrepareAssignment", "0", 0),

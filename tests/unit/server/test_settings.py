@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields
+from itertools import permutations
 from pathlib import Path
 
 import pytest
 
 import anabranch
+from anabranch.machines.controller.broker_configs import OLDER
 from anabranch.machines.controller.configs import TOPIC_CONFIGS
 from anabranch.server.settings import (
     Address,
@@ -17,6 +19,7 @@ from anabranch.server.settings import (
     described,
     explicit,
     from_environment,
+    layered,
     parse_address,
     read_properties,
 )
@@ -35,6 +38,35 @@ def test_older_names_and_units_are_understood() -> None:
     settings = Settings.of({"broker.id": "7", "log.retention.hours": "2", "log.roll.hours": "1"})
     assert (settings.node_id, settings.log_retention_ms, settings.log_roll_ms) == (7, 7_200_000, 3_600_000)
     assert Settings.of({"log.retention.hours": "-1"}).log_retention_ms == -1
+
+
+def test_a_later_source_replaces_a_setting_whatever_its_name_there() -> None:
+    file = {"log.retention.ms": "60000", "log.dirs": "/file", "num.partitions": "3"}
+    merged = layered(file, {"log.dir": "/environment"}, {"log.retention.hours": "24"}, {"log.dirs": "/option"})
+    settings = Settings.of(merged)
+    assert (settings.log_retention_ms, str(settings.log_dirs), settings.num_partitions) == (86_400_000, "/option", 3)
+
+
+def test_of_several_names_of_a_setting_the_finest_unit_counts_wherever_it_stands() -> None:
+    """As in Kafka, where server.properties has hours, and minutes or milliseconds are added."""
+    for names in permutations(("log.retention.ms", "log.retention.minutes", "log.retention.hours")):
+        assert Settings.of(dict.fromkeys(names, "7")).log_retention_ms == 7
+    assert Settings.of({"log.retention.minutes": "7", "log.retention.hours": "1"}).log_retention_ms == 420_000
+
+
+@pytest.mark.parametrize(
+    ("name", "in_force", "value"),
+    [
+        ("log.retention.hours", "7200000", "2"),
+        ("log.retention.hours", "5400000", None),
+        ("log.retention.minutes", "5400000", "90"),
+        ("log.retention.minutes", "-1", "-1"),
+        ("log.roll.hours", str(3_600_000 * 2**31), None),
+        ("log.dir", "/data", "/data"),
+    ],
+)
+def test_an_older_name_has_the_value_in_force_or_none(name: str, in_force: str, value: str | None) -> None:
+    assert OLDER[name].value(in_force) == value
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import is_whole
+from anabranch.base.limits import RECOVERY_THREADS
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.config_values import one_of, plain, split, whole
 from anabranch.machines.controller.configs import (
     DAY_MS,
+    INT_MAX,
     LONG_MAX,
     TOPIC_CONFIGS,
     BrokerSettings,
@@ -70,20 +73,70 @@ DYNAMIC: Mapping[str, TopicConfig] = {
     if config.broker_setting is not None and config.name != "durability"
 } | dict(OF_NO_TOPIC)
 """The dynamic settings, each with the topic's config that it is the default of. `durability` has a word more there."""
+_BOOLEAN, _INT, _LIST, _STRING = ConfigType.BOOLEAN, ConfigType.INT, ConfigType.LIST, ConfigType.STRING
 FIXED: Mapping[str, TopicConfig] = {
-    name: TopicConfig(name, kind, value, one_of(value), documentation)
+    name: TopicConfig(name, kind, value, one_of(value), f"Fixed; {documentation}")
     for name, kind, value, documentation in (
+        ("authorizer.class.name", _STRING, "", "there is no authorizer: every connection may do everything."),
+        ("auto.leader.rebalance.enable", _BOOLEAN, "false", "no leader moves: a partition has one replica."),
+        ("background.threads", _INT, "1", "each kind of background work has one thread."),
+        ("inter.broker.listener.name", _STRING, "PLAINTEXT", "there is one listener."),
         (
             "listener.security.protocol.map",
-            ConfigType.STRING,
+            _STRING,
             "PLAINTEXT:PLAINTEXT",
-            "Fixed; the only listener is neither encrypted nor authenticated.",
+            "the only listener is neither encrypted nor authenticated.",
         ),
-        ("num.io.threads", ConfigType.INT, "1", "Fixed; requests are handled by the broker's one event loop."),
-        ("num.network.threads", ConfigType.INT, "1", "Fixed; connections are served by the broker's one event loop."),
+        ("log.cleaner.enable", _BOOLEAN, "true", "compacted topics are always compacted."),
+        ("log.cleaner.threads", _INT, "1", "one log is compacted at a time."),
+        ("num.io.threads", _INT, "1", "requests are handled by the broker's one event loop."),
+        ("num.network.threads", _INT, "1", "connections are served by the broker's one event loop."),
+        (
+            "num.recovery.threads.per.data.dir",
+            _INT,
+            str(RECOVERY_THREADS),
+            "logs are opened in so many threads when the broker starts.",
+        ),
+        ("process.roles", _LIST, "broker,controller", "broker and controller are one process."),
+        ("remote.log.storage.system.enable", _BOOLEAN, "false", "all records are in log.dirs."),
+        ("sasl.enabled.mechanisms", _LIST, "", "nobody is authenticated."),
+        (
+            "security.inter.broker.protocol",
+            _STRING,
+            "PLAINTEXT",
+            "the only listener is neither encrypted nor authenticated.",
+        ),
     )
 }
 """Settings of Kafka's that tools look at, with what is true here; they can neither be set nor changed."""
+
+
+class OlderName(NamedTuple):
+    """Another name of a setting, perhaps in a coarser unit."""
+
+    setting: str
+    type: ConfigType
+    unit: int
+    documentation: str
+
+    def value(self, text: str) -> str | None:
+        """The value of the setting in this unit; None where that is no whole number of it, or none that fits."""
+        if self.unit == 1 or text == "-1":
+            return text
+        whole_units, rest = divmod(int(text), self.unit)
+        return None if rest or whole_units > INT_MAX else str(whole_units)
+
+
+_MINUTE_MS, _HOUR_MS = 60_000, 3_600_000
+OLDER: Mapping[str, OlderName] = {
+    "broker.id": OlderName("node.id", _INT, 1, "Older name of node.id."),
+    "log.dir": OlderName("log.dirs", _STRING, 1, "Older name of log.dirs."),
+    "log.retention.hours": OlderName("log.retention.ms", _INT, _HOUR_MS, "log.retention.ms in hours."),
+    "log.retention.minutes": OlderName("log.retention.ms", _INT, _MINUTE_MS, "log.retention.ms in minutes."),
+    "log.roll.hours": OlderName("log.roll.ms", _INT, _HOUR_MS, "log.roll.ms in hours."),
+}
+"""By the older name. They are read at the start; of several names that a source gives for one setting, that with the
+finest unit counts, as in Kafka."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +194,11 @@ def _refuse(change: ConfigChange, static: Mapping[str, str]) -> Refused | None:
     config = DYNAMIC.get(change.name)
     if change.name in FIXED:
         return Refused(ErrorCode.INVALID_REQUEST, f"The setting {change.name!r} cannot be changed on this broker.")
+    if change.name in OLDER:
+        return Refused(
+            ErrorCode.INVALID_REQUEST,
+            f"{change.name!r} is another name of the setting {OLDER[change.name].setting!r}: change that.",
+        )
     if config is None and change.name in static:
         return Refused(
             ErrorCode.INVALID_REQUEST,

@@ -220,6 +220,10 @@ _SERVED: dict[int, Endpoint] = {
     34: Endpoint(_rare("replicas", "handle_alter_replica_log_dirs"), _O.ALTER, _CLUSTER),
     35: Endpoint(handle_describe_log_dirs, _O.DESCRIBE, _CLUSTER),
     37: Endpoint(handle_create_partitions, _O.ALTER, _TOPIC, _TIMEOUT),
+    38: Endpoint(_rare("security", "handle_create_delegation_token"), _O.CREATE, _CLUSTER),
+    39: Endpoint(_rare("security", "handle_renew_delegation_token"), _O.ALTER, _CLUSTER),
+    40: Endpoint(_rare("security", "handle_expire_delegation_token"), _O.ALTER, _CLUSTER),
+    41: Endpoint(_rare("security", "handle_describe_delegation_token"), _O.DESCRIBE, _CLUSTER),
     42: Endpoint(handle_delete_groups, _O.DELETE, _GROUP),
     43: Endpoint(_rare("replicas", "handle_elect_leaders"), _O.ALTER, _CLUSTER),
     44: Endpoint(
@@ -259,11 +263,11 @@ _SERVED: dict[int, Endpoint] = {
     10007: Endpoint(_rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
-"""By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form where that
-is known (`network.connection.REFUSED`), and closes its connection otherwise."""
+"""By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form
+(`handlers.refused`)."""
 
 READS = frozenset(
-    (1, 2, 3, 9, 10, 15, 16, 23, 29, 32, 35, 46, 48, 50, 55, 60, 61, 65, 66, 69, 74, 75, 10000, 10004, 10006, 10007)
+    (1, 2, 3, 9, 10, 15, 16, 23, 29, 32, 35, 41, 46, 48, 50, 55, 60, 61, 65, 66, 69, 74, 75, 10000, 10004, 10006, 10007)
 )
 """The APIs that change nothing but what their own client waits for (Metadata and FindCoordinator make what is missing):
 nothing is lost when one is dropped because its client has hung up."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from anabranch.base.errors import ApiError, ErrorCode, shortened
 from anabranch.base.limits import CONFIGS_PER_RESOURCE_MAX, CONFIGS_SIZE_MAX
-from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED, AlterBrokerConfigs, broker_of
+from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED, OLDER, AlterBrokerConfigs, broker_of
 from anabranch.machines.controller.configs import (
     TOPIC_CONFIGS,
     AlterConfigs,
@@ -169,22 +169,25 @@ def _described(
 
 
 def _broker_configs(broker: BrokerContext, request: DescribeConfigsRequest) -> list[DescribeConfigsResourceResult]:
-    """Describe all settings of this broker, those that only topics have a table of, and those that are as they are."""
+    """Describe all settings of this broker, those that only topics have a table of, those that are as they are,
+    and other names."""
     told = broker.view.broker_settings
     known = {it.name: (it.default, KINDS[it.kind], it.doc) for it in described(broker.settings)}
     more = {**DYNAMIC, **FIXED}
     known |= {name: (it.default, it.type, it.documentation) for name, it in more.items() if name not in known}
-    return [
-        _described(
-            name,
-            [*told.sources(name), Synonym(name, default, ConfigSource.DEFAULT_CONFIG)],
-            kind,
-            documentation,
-            request,
-            read_only=name not in DYNAMIC,
-        )
-        for name, (default, kind, documentation) in known.items()
+
+    def sources(name: str) -> list[Synonym]:
+        return [*told.sources(name), Synonym(name, known[name][0], ConfigSource.DEFAULT_CONFIG)]
+
+    found = [
+        _described(name, sources(name), kind, documentation, request, read_only=name not in DYNAMIC)
+        for name, (_, kind, documentation) in known.items()
     ]
+    for name, older in OLDER.items():
+        in_force = sources(older.setting)
+        found.append(_described(name, in_force, older.type, older.documentation, request, read_only=True))
+        found[-1].value = older.value(in_force[0].value)
+    return found
 
 
 def _default_broker_configs(

@@ -1,7 +1,9 @@
 """APIs of security, answered as by a Kafka broker without an authorizer and without SASL.
 
-DescribeAcls (29), CreateAcls (30), DeleteAcls (31): SECURITY_DISABLED. DescribeUserScramCredentials (50): nobody has
-credentials. AlterUserScramCredentials (51): there is no mechanism to have them for.
+DescribeAcls (29), CreateAcls (30), DeleteAcls (31): SECURITY_DISABLED. CreateDelegationToken (38),
+RenewDelegationToken (39), ExpireDelegationToken (40), DescribeDelegationToken (41): not allowed on a listener without
+authentication (KIP-48). DescribeUserScramCredentials (50): nobody has credentials. AlterUserScramCredentials (51):
+there is no mechanism to have them for.
 """
 
 from __future__ import annotations
@@ -13,16 +15,30 @@ from anabranch.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsResult,
 )
 from anabranch.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from anabranch.protocol.messages.create_delegation_token import (
+    CreateDelegationTokenRequest,
+    CreateDelegationTokenResponse,
+)
 from anabranch.protocol.messages.delete_acls import DeleteAclsFilterResult, DeleteAclsRequest, DeleteAclsResponse
 from anabranch.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from anabranch.protocol.messages.describe_delegation_token import (
+    DescribeDelegationTokenRequest,
+    DescribeDelegationTokenResponse,
+)
 from anabranch.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
     DescribeUserScramCredentialsResult,
 )
+from anabranch.protocol.messages.expire_delegation_token import (
+    ExpireDelegationTokenRequest,
+    ExpireDelegationTokenResponse,
+)
+from anabranch.protocol.messages.renew_delegation_token import RenewDelegationTokenRequest, RenewDelegationTokenResponse
 from anabranch.server.context import BrokerContext, Large, RequestContext, large_or_not
 
 NO_AUTHORIZER = "This broker has no authorizer: every connection may do everything."
+NO_TOKENS = ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED
 NO_MECHANISM = "This broker authenticates nobody: it has no SASL mechanism."
 
 
@@ -43,6 +59,36 @@ def handle_delete_acls(broker: BrokerContext, request: DeleteAclsRequest, call: 
     """Refuse each filter."""
     refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
     return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
+
+
+def handle_create_delegation_token(
+    broker: BrokerContext, request: CreateDelegationTokenRequest, call: RequestContext
+) -> CreateDelegationTokenResponse:
+    """Refuse to create a token."""
+    return CreateDelegationTokenResponse(
+        error_code=NO_TOKENS, issue_timestamp_ms=-1, expiry_timestamp_ms=-1, max_timestamp_ms=-1
+    )
+
+
+def handle_renew_delegation_token(
+    broker: BrokerContext, request: RenewDelegationTokenRequest, call: RequestContext
+) -> RenewDelegationTokenResponse:
+    """Refuse to renew a token."""
+    return RenewDelegationTokenResponse(error_code=NO_TOKENS, expiry_timestamp_ms=-1)
+
+
+def handle_expire_delegation_token(
+    broker: BrokerContext, request: ExpireDelegationTokenRequest, call: RequestContext
+) -> ExpireDelegationTokenResponse:
+    """Refuse to expire a token."""
+    return ExpireDelegationTokenResponse(error_code=NO_TOKENS, expiry_timestamp_ms=-1)
+
+
+def handle_describe_delegation_token(
+    broker: BrokerContext, request: DescribeDelegationTokenRequest, call: RequestContext
+) -> DescribeDelegationTokenResponse:
+    """Refuse to describe tokens."""
+    return DescribeDelegationTokenResponse(error_code=NO_TOKENS)
 
 
 def handle_describe_user_scram_credentials(

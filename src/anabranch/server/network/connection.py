@@ -56,6 +56,7 @@ from anabranch.server.context import (
 )
 from anabranch.server.handlers import READS, Endpoint
 from anabranch.server.handlers.api_versions import supported
+from anabranch.server.handlers.refused import REFUSED, reason_of, refusal_of
 from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
 from anabranch.server.network.gathering import gathered
 
@@ -85,13 +86,6 @@ LONG_READS = READS - {1}
 """Requests whose handlers may hold much when their client hangs up; a fetch frees what it holds itself."""
 GATHERED_FACTOR = 16
 """What an answer takes at most before it is encoded, in its bytes: 7 were measured of sizes of logs."""
-REFUSED = {
-    **dict.fromkeys((4, 5, 6), (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "is for brokers among themselves")),
-    **dict.fromkeys((17, 36), (ErrorCode.ILLEGAL_SASL_STATE, "has no use on a listener without authentication")),
-}
-"""The error and the reason for requests whose form is known and that have no endpoint: LeaderAndIsr, StopReplica and
-UpdateMetadata (controller and brokers are one process here), SaslHandshake and SaslAuthenticate. They are answered in
-their own form; requests of which not even the form is known end their connection."""
 
 
 @dataclass(slots=True)
@@ -229,8 +223,9 @@ class Connection:
         self._handle(header, request, frame, began)
 
     def _not_decoded(self, error: Exception) -> None:
-        if isinstance(error, UnsupportedVersionError):
-            self._refuse(error)
+        if isinstance(error, UnsupportedVersionError) and error.header.api_key == API_VERSIONS:
+            answer = supported(ErrorCode.UNSUPPORTED_VERSION)
+            self._send(encode_response(answer, API_VERSIONS, 0, error.header.correlation_id))
         elif isinstance(error, DecodeError):
             self.violate(str(error))
         else:  # ours: this connection ends, the others go on
@@ -314,7 +309,7 @@ class Connection:
         service = self._service
         endpoint = service.endpoints.get(api_key)
         if endpoint is None:
-            self.violate(f"API key {api_key} is not served")
+            self._refuse(header, request)
             return
         metrics = service.api_metrics.get(api_key) or service.metrics_of(api_key)
         metrics.requests.value += 1
@@ -349,18 +344,15 @@ class Connection:
             return
         metrics.time.observe(perf_counter() - began)
 
-    def _refuse(self, error: UnsupportedVersionError) -> None:
-        key, version, correlation_id, _ = error.header
-        if key == API_VERSIONS:
-            answer = supported(ErrorCode.UNSUPPORTED_VERSION)
-            self._send(encode_response(answer, API_VERSIONS, 0, correlation_id))
-        elif key in REFUSED and version in API[key].versions:
-            code, reason = REFUSED[key]
-            if (fields := self._said()) is not None:
-                events.warning("request refused", reason=f"{API[key].name} {reason}", **fields)
-            self._send(encode_response(API[key].response(error_code=code), key, version, correlation_id))
-        else:
-            self.violate(str(error))
+    def _refuse(self, header: RequestHeader, request: Any) -> None:
+        """Answer a request of an API without an endpoint in its own form, where it has such an answer."""
+        api_key, api_version, correlation_id, _ = header
+        if api_key not in REFUSED:
+            self.violate(f"API key {api_key} is not served")
+            return
+        if (fields := self._said()) is not None:
+            events.warning("request refused", reason=reason_of(api_key, API[api_key].name), **fields)
+        self._send(encode_response(refusal_of(request), api_key, api_version, correlation_id))
 
     def _await(self, answer: Awaitable[Any], header: RequestHeader, metrics: ApiMetrics, began: float) -> None:
         place = _Place()

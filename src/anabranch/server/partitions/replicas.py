@@ -17,7 +17,7 @@ from uuid import UUID
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import NO_TOPIC_ID, TopicPartition
-from anabranch.base.limits import DISK_FREE_SIZE_MIN, PRODUCERS_SIZE_MAX
+from anabranch.base.limits import DISK_FREE_SIZE_MIN, PRODUCERS_SIZE_MAX, RECOVERY_THREADS
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.leadership import Leadership, Taken, take_role
 from anabranch.machines.partition.producers import ProducerTable
@@ -46,7 +46,6 @@ from anabranch.storage.log.marks import retained_before
 from anabranch.storage.log.open_files import OpenFiles
 
 events = EventLogger("replicas")
-RECOVERY_THREADS = 4
 COMMITTED_AT_A_TIME = 64
 """Partitions of which a sync is begun before other work has its turn."""
 OPENED_AT_A_TIME = 32

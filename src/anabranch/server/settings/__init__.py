@@ -7,6 +7,7 @@ from anabranch.server.settings.table import (
     described,
     explicit,
     from_environment,
+    layered,
     read_properties,
 )
 from anabranch.server.settings.values import Address, parse_address
@@ -19,6 +20,7 @@ __all__ = [
     "described",
     "explicit",
     "from_environment",
+    "layered",
     "parse_address",
     "read_properties",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED
+from anabranch.machines.controller.broker_configs import DYNAMIC, FIXED, OLDER
 from anabranch.machines.controller.configs import TopicConfig
 from anabranch.server.settings.table import described
 
@@ -14,6 +14,11 @@ default of a topic's config, or one of background work, and can be changed while
 for all (KIP-226): with `IncrementalAlterConfigs`, in Kafka's tools `kafka-configs --alter --entity-type brokers`.
 `AlterConfigs` replaces all dynamic settings of a broker: those that it does not name return to their defaults. The
 others are read at the start.
+"""
+_OLDER = """\
+These are other names that Kafka has for settings above. They are read at the start, and described with the value in
+force: null where that is not a whole number of the unit. Of several names that a file gives for one setting, that with
+the finest unit counts; of the environment, or of `--set`, any name replaces all that come before.
 """
 
 
@@ -36,4 +41,9 @@ def as_markdown() -> str:
     lines = ["# Settings", "", *_INTRODUCTION.splitlines(), *table(settings)]
     lines += ["", "These are dynamic only, and not read at the start:", *table(more(DYNAMIC))]
     lines += ["", "These are fixed, and described to clients that look for them:", *table(more(FIXED))]
+    lines += [
+        "",
+        *_OLDER.splitlines(),
+        *table((name, it.type.name.lower(), "", it.documentation) for name, it in OLDER.items()),
+    ]
     return "\n".join(lines) + "\n"

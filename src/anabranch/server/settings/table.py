@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from anabranch.base import limits
 from anabranch.base.errors import AnabranchError
+from anabranch.machines.controller.broker_configs import OLDER
 from anabranch.server.settings.values import (
     INT32_MAX,
     INT64_MAX,
@@ -626,8 +627,8 @@ class Settings:
         """Parse settings by their names. Raises `SettingsError`, with the reason, for the first invalid one."""
         by_name = {item.metadata["name"]: item for item in fields(cls)}
         values: dict[str, object] = {}
-        for name, text in properties.items():
-            item = by_name.get(_ALIASES.get(name, name))
+        for name, text in sorted(properties.items(), key=lambda given: -_unit(given[0])):
+            item = by_name.get(_setting(name))
             if item is None:
                 raise SettingsError(_unknown(name, by_name))
             try:
@@ -665,18 +666,14 @@ _ASCENDING = (
     ("group_min_session_timeout_ms", "group_max_session_timeout_ms"),
 )
 """Settings of which the first must not be above the second."""
-_ALIASES = {
-    "broker.id": "node.id",
-    "log.dir": "log.dirs",
-    "log.retention.hours": "log.retention.ms",
-    "log.retention.minutes": "log.retention.ms",
-    "log.roll.hours": "log.roll.ms",
-}
-_UNITS_MS = {"log.retention.hours": 3_600_000, "log.retention.minutes": 60_000, "log.roll.hours": 3_600_000}
+
+
+def _unit(name: str) -> int:
+    return OLDER[name].unit if name in OLDER else 1
 
 
 def _converted(name: str, value: object) -> object:
-    unit = _UNITS_MS.get(name, 1)
+    unit = _unit(name)
     return value * unit if isinstance(value, int) and value > 0 and unit > 1 else value
 
 
@@ -709,8 +706,21 @@ def read_properties(text: str) -> dict[str, str]:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Pick the settings out of the environment: `ANABRANCH_LOG_DIRS` is `log.dirs`. Other variables are left alone."""
-    names = {_variable(name): name for name in (*_ALIASES, *(item.metadata["name"] for item in fields(Settings)))}
+    names = {_variable(name): name for name in (*OLDER, *(item.metadata["name"] for item in fields(Settings)))}
     return {names[variable]: value for variable, value in environment.items() if variable in names}
+
+
+def layered(*sources: Mapping[str, str]) -> dict[str, str]:
+    """Merge settings by their names: a later source replaces a setting of an earlier one, whatever its name there."""
+    merged: dict[str, str] = {}
+    for source in sources:
+        given = {_setting(name) for name in source}
+        merged = {name: text for name, text in merged.items() if _setting(name) not in given} | dict(source)
+    return merged
+
+
+def _setting(name: str) -> str:
+    return OLDER[name].setting if name in OLDER else name
 
 
 def _variable(name: str) -> str:

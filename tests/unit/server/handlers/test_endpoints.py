@@ -7,10 +7,17 @@ from anabranch.codec import schema_of
 from anabranch.protocol.registry import API
 from anabranch.server.handlers import ENDPOINTS, Operation, Resource
 from anabranch.server.handlers.api_versions import supported
+from anabranch.server.handlers.refused import REFUSED
 
 
 def test_every_api_that_the_registry_serves_has_one_endpoint_and_no_other_has_one() -> None:
     assert sorted(ENDPOINTS) == sorted(key for key, api in API.items() if api.served)
+
+
+def test_every_other_api_is_refused() -> None:
+    assert REFUSED.keys() == API.keys() - ENDPOINTS.keys()
+    for key in REFUSED:
+        assert API[key].read == API[key].versions
 
 
 def test_api_versions_lists_exactly_the_endpoints() -> None:
