@@ -37,6 +37,8 @@ DISK_SPACE = "server/partitions/disk_space.py"
 CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
+EXPOSITION = "runtime/exposition.py"
+METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
 
 _NOT_EXAMINED = Edit(
     CHECKING,
@@ -613,5 +615,24 @@ RELIABILITY = (
             "        if made:\n            try:",
             "        if not header.size:\n            try:",
         ),
+    ),
+    _seen(
+        "a request for metrics that has begun keeps its connection",
+        f"{METRICS_PORT}::test_requests_that_trickle_in_keep_no_scrape_waiting",
+        Edit(
+            EXPOSITION,
+            "        parsed = super().parse_request()\n        self.server.waiting.pop(self.connection, None)\n",
+            "        self.server.waiting.pop(self.connection, None)\n        parsed = super().parse_request()\n",
+        ),
+    ),
+    _seen(
+        "an answer with metrics that is not read keeps its connection",
+        f"{METRICS_PORT}::test_answers_that_are_not_read_keep_no_scrape_waiting",
+        Edit(EXPOSITION, "        self._begin()\n", ""),
+    ),
+    _seen(
+        "each line of a request for metrics has a deadline of its own",
+        "tests/unit/runtime/test_metrics.py::test_a_request_has_one_deadline[a line from time to time]",
+        Edit(EXPOSITION, "        left_s = self._deadline - time.monotonic()\n", "        left_s = TIMEOUT_S\n"),
     ),
 )
