@@ -38,6 +38,7 @@ CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 EXPOSITION = "runtime/exposition.py"
+CONNECTION = "server/network/connection.py"
 METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
 
 _NOT_EXAMINED = Edit(
@@ -634,5 +635,19 @@ RELIABILITY = (
         "each line of a request for metrics has a deadline of its own",
         "tests/unit/runtime/test_metrics.py::test_a_request_has_one_deadline[a line from time to time]",
         Edit(EXPOSITION, "        left_s = self._deadline - time.monotonic()\n", "        left_s = TIMEOUT_S\n"),
+    ),
+    _seen(
+        "each bad connection has a line in the log",
+        f"{PEERS}::test_of_many_bad_connections_few_have_a_line_and_the_rest_are_counted",
+        Edit(CONNECTION, "SAID_INTERVAL_S, SAID_MAX = 10.0, 100\n", "SAID_INTERVAL_S, SAID_MAX = 10.0, 10**6\n"),
+    ),
+    _seen(
+        "lines about bad connections that are left out are not counted",
+        f"{PEERS}::test_of_many_bad_connections_few_have_a_line_and_the_rest_are_counted",
+        Edit(
+            CONNECTION,
+            '        return {"peer": self.peer, "suppressed": suppressed} if suppressed else {"peer": self.peer}\n',
+            '        return {"peer": self.peer}\n',
+        ),
     ),
 )
