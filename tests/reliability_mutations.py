@@ -39,6 +39,7 @@ FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 EXPOSITION = "runtime/exposition.py"
 CONNECTION = "server/network/connection.py"
+NAMED = "tests/end_to_end/test_slow_steps_named.py::test_a_slow_step_is_told_with_the_name_of_its_api"
 METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
 
 _NOT_EXAMINED = Edit(
@@ -649,5 +650,15 @@ RELIABILITY = (
             '        return {"peer": self.peer, "suppressed": suppressed} if suppressed else {"peer": self.peer}\n',
             '        return {"peer": self.peer}\n',
         ),
+    ),
+    _seen(
+        "a slow step of a request that is handled at once does not name the API",
+        f"{NAMED}[Metadata-0.3]",
+        Edit(CONNECTION, "        service.steps.work = metrics.name\n", ""),
+    ),
+    _seen(
+        "a slow step of a request that is handled in a task does not name the API",
+        f"{NAMED}[CreateTopics-0.6]",
+        Edit(CONNECTION, "self._service.steps.named(work, coroutine)", "coroutine"),
     ),
 )
