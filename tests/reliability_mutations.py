@@ -38,6 +38,7 @@ CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 EXPOSITION = "runtime/exposition.py"
+CONFIGS = "machines/controller/configs.py"
 CONNECTION = "server/network/connection.py"
 NAMED = "tests/end_to_end/test_slow_steps_named.py::test_a_slow_step_is_told_with_the_name_of_its_api"
 METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
@@ -141,7 +142,7 @@ RELIABILITY = (
         "clients set how durable what a coordinator has answered for is",
         "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_as_durable_as_the_broker_says",
         Edit(
-            "machines/controller/configs.py",
+            CONFIGS,
             '{"cleanup.policy": ("compact",), "durability": ("inherit", "fsync")}',
             '{"cleanup.policy": ("compact",)}',
         ),
@@ -660,5 +661,20 @@ RELIABILITY = (
         "a slow step of a request that is handled in a task does not name the API",
         f"{NAMED}[CreateTopics-0.6]",
         Edit(CONNECTION, "self._service.steps.named(work, coroutine)", "coroutine"),
+    ),
+    _seen(
+        "a broker whose lock file was removed lets a second one in",
+        f"{LIFECYCLE}::test_a_data_directory_in_use_is_refused_also_without_its_lock_file",
+        Edit("runtime/disk.py", "            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", ""),
+    ),
+    _seen(
+        "segments may be as small as clients like",
+        "tests/end_to_end/test_odd_requests.py::test_segments_of_a_few_records_are_refused_by_default",
+        Edit(CONFIGS, '    ("segment.bytes", "log.segment.min.bytes", SEGMENT_SIZE_MIN),\n', ""),
+    ),
+    _seen(
+        "the log of transactions may be deleted by age",
+        "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_compacted[__transaction_state-1]",
+        Edit(CONFIGS, "topic in INTERNAL_TOPICS:\n        over", 'topic == "__consumer_offsets":\n        over'),
     ),
 )
