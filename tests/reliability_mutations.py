@@ -38,6 +38,7 @@ CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
 EXPOSITION = "runtime/exposition.py"
+UPKEEP = "tests/unit/server/test_failing_upkeep.py"
 CONFIGS = "machines/controller/configs.py"
 CONNECTION = "server/network/connection.py"
 NAMED = "tests/end_to_end/test_slow_steps_named.py::test_a_slow_step_is_told_with_the_name_of_its_api"
@@ -676,5 +677,46 @@ RELIABILITY = (
         "the log of transactions may be deleted by age",
         "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_compacted[__transaction_state-1]",
         Edit(CONFIGS, "topic in INTERNAL_TOPICS:\n        over", 'topic == "__consumer_offsets":\n        over'),
+    ),
+    _seen(
+        "a defect in the snapshot of one log ends the upkeep of the others",
+        f"{UPKEEP}::test_a_defect_in_the_snapshot_of_one_log_keeps_no_other_from_its_own",
+        Edit(
+            REPLICAS,
+            "            except Exception as error:  # Also a defect, which concerns this partition alone.\n",
+            "            except OSError as error:\n",
+        ),
+    ),
+    _seen(
+        "a defect in the scrub of one log ends the pass",
+        f"{UPKEEP}::test_a_defect_in_the_scrub_of_one_log_keeps_no_other_from_its_own",
+        Edit(
+            "server/partitions/scrubbing.py",
+            "            except Exception as error:  # A defect, which concerns this partition alone.\n",
+            "            except DecodeError as error:\n",
+        ),
+        Edit(
+            "server/partitions/scrubbing.py",
+            "from anabranch.runtime.chance import Chance\n",
+            "from anabranch.base.errors import DecodeError\nfrom anabranch.runtime.chance import Chance\n",
+        ),
+    ),
+    _seen(
+        "a defect in background work ends it for good",
+        f"{UPKEEP}::test_work_that_fails_ends_neither_the_work_behind_it_nor_the_next_round[error0-ERROR]",
+        Edit(
+            "server/broker.py",
+            "                except Exception as error:  # A defect: without upkeep",
+            "                except ArithmeticError as error:  # A defect: without upkeep",
+        ),
+    ),
+    _seen(
+        "a fault in background work is told as a defect",
+        f"{UPKEEP}::test_work_that_fails_ends_neither_the_work_behind_it_nor_the_next_round[error1-WARNING]",
+        Edit(
+            "server/broker.py",
+            "                except OSError as error:\n                    self._count_failed",
+            "                except FileExistsError as error:\n                    self._count_failed",
+        ),
     ),
 )
