@@ -37,6 +37,12 @@ DISK_SPACE = "server/partitions/disk_space.py"
 CLOCKS = "tests/end_to_end/test_clocks.py"
 FULL_DISK = "tests/end_to_end/test_full_disk.py"
 LIFECYCLE = "tests/end_to_end/test_broker_lifecycle.py"
+EXPOSITION = "runtime/exposition.py"
+UPKEEP = "tests/unit/server/test_failing_upkeep.py"
+CONFIGS = "machines/controller/configs.py"
+CONNECTION = "server/network/connection.py"
+NAMED = "tests/end_to_end/test_slow_steps_named.py::test_a_slow_step_is_told_with_the_name_of_its_api"
+METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
 
 _NOT_EXAMINED = Edit(
     CHECKING,
@@ -146,7 +152,7 @@ RELIABILITY = (
         "clients set how durable what a coordinator has answered for is",
         "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_as_durable_as_the_broker_says",
         Edit(
-            "machines/controller/configs.py",
+            CONFIGS,
             '{"cleanup.policy": ("compact",), "durability": ("inherit", "fsync")}',
             '{"cleanup.policy": ("compact",)}',
         ),
@@ -621,6 +627,105 @@ RELIABILITY = (
             "records/filtering.py",
             "        if made:\n            try:",
             "        if not header.size:\n            try:",
+        ),
+    ),
+    _seen(
+        "a request for metrics that has begun keeps its connection",
+        f"{METRICS_PORT}::test_requests_that_trickle_in_keep_no_scrape_waiting",
+        Edit(
+            EXPOSITION,
+            "        parsed = super().parse_request()\n        self.server.waiting.pop(self.connection, None)\n",
+            "        self.server.waiting.pop(self.connection, None)\n        parsed = super().parse_request()\n",
+        ),
+    ),
+    _seen(
+        "an answer with metrics that is not read keeps its connection",
+        f"{METRICS_PORT}::test_answers_that_are_not_read_keep_no_scrape_waiting",
+        Edit(EXPOSITION, "        self._begin()\n", ""),
+    ),
+    _seen(
+        "each line of a request for metrics has a deadline of its own",
+        "tests/unit/runtime/test_metrics.py::test_a_request_has_one_deadline[a line from time to time]",
+        Edit(EXPOSITION, "        left_s = self._deadline - time.monotonic()\n", "        left_s = TIMEOUT_S\n"),
+    ),
+    _seen(
+        "each bad connection has a line in the log",
+        f"{PEERS}::test_of_many_bad_connections_few_have_a_line_and_the_rest_are_counted",
+        Edit(CONNECTION, "SAID_INTERVAL_S, SAID_MAX = 10.0, 100\n", "SAID_INTERVAL_S, SAID_MAX = 10.0, 10**6\n"),
+    ),
+    _seen(
+        "lines about bad connections that are left out are not counted",
+        f"{PEERS}::test_of_many_bad_connections_few_have_a_line_and_the_rest_are_counted",
+        Edit(
+            CONNECTION,
+            '        return {"peer": self.peer, "suppressed": suppressed} if suppressed else {"peer": self.peer}\n',
+            '        return {"peer": self.peer}\n',
+        ),
+    ),
+    _seen(
+        "a slow step of a request that is handled at once does not name the API",
+        f"{NAMED}[Metadata-0.3]",
+        Edit(CONNECTION, "        service.steps.work = metrics.name\n", ""),
+    ),
+    _seen(
+        "a slow step of a request that is handled in a task does not name the API",
+        f"{NAMED}[CreateTopics-0.6]",
+        Edit(CONNECTION, "self._service.steps.named(work, coroutine)", "coroutine"),
+    ),
+    _seen(
+        "a broker whose lock file was removed lets a second one in",
+        f"{LIFECYCLE}::test_a_data_directory_in_use_is_refused_also_without_its_lock_file",
+        Edit("runtime/disk.py", "            fcntl.flock(self._directory, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", ""),
+    ),
+    _seen(
+        "segments may be as small as clients like",
+        "tests/end_to_end/test_odd_requests.py::test_segments_of_a_few_records_are_refused_by_default",
+        Edit(CONFIGS, '    ("segment.bytes", "log.segment.min.bytes", SEGMENT_SIZE_MIN),\n', ""),
+    ),
+    _seen(
+        "the log of transactions may be deleted by age",
+        "tests/end_to_end/test_odd_requests.py::test_the_log_of_a_coordinator_stays_compacted[__transaction_state-1]",
+        Edit(CONFIGS, "topic in INTERNAL_TOPICS:\n        over", 'topic == "__consumer_offsets":\n        over'),
+    ),
+    _seen(
+        "a defect in the snapshot of one log ends the upkeep of the others",
+        f"{UPKEEP}::test_a_defect_in_the_snapshot_of_one_log_keeps_no_other_from_its_own",
+        Edit(
+            REPLICAS,
+            "            except Exception as error:  # Also a defect, which concerns this partition alone.\n",
+            "            except OSError as error:\n",
+        ),
+    ),
+    _seen(
+        "a defect in the scrub of one log ends the pass",
+        f"{UPKEEP}::test_a_defect_in_the_scrub_of_one_log_keeps_no_other_from_its_own",
+        Edit(
+            "server/partitions/scrubbing.py",
+            "            except Exception as error:  # A defect, which concerns this partition alone.\n",
+            "            except DecodeError as error:\n",
+        ),
+        Edit(
+            "server/partitions/scrubbing.py",
+            "from anabranch.runtime.chance import Chance\n",
+            "from anabranch.base.errors import DecodeError\nfrom anabranch.runtime.chance import Chance\n",
+        ),
+    ),
+    _seen(
+        "a defect in background work ends it for good",
+        f"{UPKEEP}::test_work_that_fails_ends_neither_the_work_behind_it_nor_the_next_round[error0-ERROR]",
+        Edit(
+            "server/broker.py",
+            "                except Exception as error:  # A defect: without upkeep",
+            "                except ArithmeticError as error:  # A defect: without upkeep",
+        ),
+    ),
+    _seen(
+        "a fault in background work is told as a defect",
+        f"{UPKEEP}::test_work_that_fails_ends_neither_the_work_behind_it_nor_the_next_round[error1-WARNING]",
+        Edit(
+            "server/broker.py",
+            "                except OSError as error:\n                    self._count_failed",
+            "                except FileExistsError as error:\n                    self._count_failed",
         ),
     ),
 )

@@ -118,6 +118,17 @@ def test_a_data_directory_in_use_is_refused_with_a_sentence(tmp_path: Path) -> N
         assert f"is in use by the broker with process id {broker.pid}" in found.stderr
 
 
+def test_a_data_directory_in_use_is_refused_also_without_its_lock_file(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port) as client:
+        (tmp_path / ".lock").unlink()
+        found = serve("--data", str(tmp_path), "--listen", "127.0.0.1:0", "--set", "metrics.listener=")
+        assert found.returncode == 1
+        assert f"The data directory {tmp_path} is in use by another broker. Stop that broker, or" in found.stderr
+        assert "Traceback" not in found.stderr
+        client.create("t")
+        assert client.produce("t", 0, batch([b"on"])).error_code == ErrorCode.NONE
+
+
 def test_an_assignor_that_is_not_installed_is_refused_with_a_sentence(tmp_path: Path) -> None:
     found = serve(
         "--data", str(tmp_path / "a"), "--listen", "127.0.0.1:0", "--set", "group.consumer.assignors=uniform,foo"

@@ -30,6 +30,9 @@ from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch
 
 MIB = 1 << 20
+SAID_MAX, SAID_INTERVAL_S = 100, 10.0
+"""So many lines about bad connections in the interval."""
+BAD_CONNECTIONS, RANDOM_FRAMES = 1_000, 400
 UNSENT = "kafka_server_socketservermetrics_unsent_bytes"
 
 
@@ -121,13 +124,36 @@ def test_what_is_no_request_closes_its_connection_with_one_warning(shared: Broke
         assert closed(hostile)
 
 
+def test_of_many_bad_connections_few_have_a_line_and_the_rest_are_counted(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port) as friend:
+
+        def end_one() -> None:
+            with socket.create_connection(("127.0.0.1", broker.port), 20) as hostile:
+                hostile.sendall(HOSTILE_BYTES["an unknown API"])
+                assert closed(hostile)
+
+        began = time.monotonic()
+        for _ in range(BAD_CONNECTIONS):
+            end_one()
+        served_soon(friend)
+        lines_max = SAID_MAX * (1 + int((time.monotonic() - began) // SAID_INTERVAL_S))
+        assert lines_max < BAD_CONNECTIONS, "slower than the limit"
+        assert len(broker.until_said("warning", "connection closed", SAID_MAX)) <= lines_max
+        time.sleep(SAID_INTERVAL_S)
+        before = len(broker.said("warning", "connection closed"))
+        end_one()
+        said = broker.until_said("warning", "connection closed", before + 1)
+        assert len(said) + sum(it.get("suppressed", 0) for it in said) == BAD_CONNECTIONS + 1
+        assert not broker.said("error"), broker.said("error")
+
+
 def test_random_bytes_in_sound_frames_harm_nobody_and_few_of_them_are_written_about(tmp_path: Path) -> None:
     chance = random.Random(7)
     apis = [0, 1, 2, 3, 10, 18, 19, 20, 21, 22, 23, 32, 33, 37, 44, 60, 10000]
     with running(tmp_path) as broker, WireClient(broker.port) as friend:
         before = broker.resident_bytes()
         began = time.monotonic()
-        for _ in range(400):
+        for _ in range(RANDOM_FRAMES):
             with socket.create_connection(("127.0.0.1", broker.port), 20) as hostile:
                 body = chance.randbytes(chance.choice([0, 1, 5, 30, 200]))
                 hostile.sendall(request(chance.choice(apis), chance.randrange(14), body))
@@ -137,7 +163,8 @@ def test_random_bytes_in_sound_frames_harm_nobody_and_few_of_them_are_written_ab
         served_soon(friend)
         assert broker.resident_bytes() - before < 64 * MIB
         assert not broker.said("error"), broker.said("error")
-        assert 1 <= len(broker.said("warning")) <= 100 * (1 + (time.monotonic() - began) // 10)
+        lines_max = SAID_MAX * (1 + int((time.monotonic() - began) // SAID_INTERVAL_S))
+        assert 1 <= len(broker.said("warning")) <= lines_max
 
 
 def test_a_request_cut_off_anywhere_harms_nobody(shared: BrokerProcess) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.alter_configs import AlterableConfig, AlterConfigsRequest, AlterConfigsResource
+from anabranch.protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from anabranch.protocol.messages.delete_records import DeleteRecordsPartition, DeleteRecordsRequest, DeleteRecordsTopic
 from anabranch.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from anabranch.protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -108,15 +110,45 @@ def test_the_log_of_a_coordinator_stays_as_durable_as_the_broker_says(wire: Wire
     assert altered(offsets, "fsync") == altered(offsets, "inherit") == altered("mine", "os") == (0, "")
 
 
-def test_the_log_of_a_coordinator_stays_compacted(wire: WireClient) -> None:
-    """Anybody could have commits deleted by age, and a group would begin anew."""
-    offsets = "__consumer_offsets"
-    while wire.call(FindCoordinatorRequest(key="group"), 3).error_code:
+def test_segments_of_a_few_records_are_refused_by_default(tmp_path: Path) -> None:
+    """Each would be three files."""
+    broker = BrokerProcess(tmp_path)
+    del broker.settings["log.segment.min.bytes"]
+
+    def created(client: WireClient, name: str, size: str) -> tuple[int, str]:
+        configs = [CreatableTopicConfig(name="segment.bytes", value=size)]
+        asked = CreatableTopic(name=name, num_partitions=1, replication_factor=1, configs=configs)
+        [answer] = client.call(CreateTopicsRequest(topics=[asked], timeout_ms=5_000)).topics
+        return answer.error_code, answer.error_message or ""
+
+    def altered(client: WireClient, size: str) -> tuple[int, str]:
+        change = Altered(name="segment.bytes", config_operation=SET, value=size)
+        resource = AlteredResource(resource_type=TOPIC, resource_name="large", configs=[change])
+        [answer] = client.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses
+        return answer.error_code, answer.error_message or ""
+
+    try:
+        broker.start()
+        with WireClient(broker.port) as client:
+            assert created(client, "large", "1048576") == (0, "")
+            for code, message in (created(client, "small", "14"), altered(client, "14"), altered(client, "1048575")):
+                assert code == ErrorCode.INVALID_CONFIG
+                assert "log.segment.min.bytes (1048576)" in message
+            assert client.metadata("small").error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+@pytest.mark.parametrize(("log", "key_type"), [("__consumer_offsets", 0), ("__transaction_state", 1)])
+def test_the_log_of_a_coordinator_stays_compacted(wire: WireClient, log: str, key_type: int) -> None:
+    """Anybody could have commits deleted by age, and a group would begin anew, or transactions that are open."""
+    while wire.call(FindCoordinatorRequest(key="id", key_type=key_type), 3).error_code:
         pass
 
     def altered(operation: int, value: str | None) -> tuple[int, str]:
         change = Altered(name="cleanup.policy", config_operation=operation, value=value)
-        resource = AlteredResource(resource_type=TOPIC, resource_name=offsets, configs=[change])
+        resource = AlteredResource(resource_type=TOPIC, resource_name=log, configs=[change])
         [answer] = wire.call(IncrementalAlterConfigsRequest(resources=[resource]), 1).responses
         return answer.error_code, answer.error_message or ""
 
@@ -127,9 +159,9 @@ def test_the_log_of_a_coordinator_stays_compacted(wire: WireClient) -> None:
     assert altered(DELETE, None) == (0, "")
     assert altered(SET, "compact") == (0, "")
     replaced = AlterConfigsResource(
-        resource_type=TOPIC, resource_name=offsets, configs=[AlterableConfig(name="retention.ms", value="1")]
+        resource_type=TOPIC, resource_name=log, configs=[AlterableConfig(name="retention.ms", value="1")]
     )
     wire.call(AlterConfigsRequest(resources=[replaced]), 2)
-    named = DescribeConfigsResource(resource_type=TOPIC, resource_name=offsets, configuration_keys=["cleanup.policy"])
+    named = DescribeConfigsResource(resource_type=TOPIC, resource_name=log, configuration_keys=["cleanup.policy"])
     [described] = wire.call(DescribeConfigsRequest(resources=[named]), 4).results
     assert [config.value for config in described.configs] == ["compact"]

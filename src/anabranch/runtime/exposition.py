@@ -2,6 +2,10 @@
 
 Imported with the first request for metrics, in the thread that serves it (40 ms, 8 MB). A request is read, rendered and
 compressed in a thread of its own; only the values are read on the event loop.
+
+A connection waits for its client until its whole request has been read, and while its answer is sent. Each of the two
+has one deadline, and a connection that waits may be closed for a newcomer: a client that sends or reads slowly, or
+nothing, keeps no other from the metrics.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import io
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 from wsgiref.simple_server import WSGIRequestHandler
@@ -24,13 +30,15 @@ from anabranch.runtime.metrics import Buckets, Family, Metrics, Sample
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from _typeshed import ReadableBuffer, WriteableBuffer
+
 PATHS = ("/", "/metrics")
 REQUESTS_MAX = 16
-"""Connections served at a time; one more closes the oldest connection that has sent no request yet."""
+"""Connections served at a time; one more closes the one that has waited for its client longest."""
 CLOSING_S = 1.0
 """How long a connection waits for the place of a closed one."""
 TIMEOUT_S = 10.0
-"""How long a client may take to send its request, and the loop to read the values."""
+"""How long a client may take to send its request, and again to read its answer, and the loop to read the values."""
 
 
 class LoopCollector(Collector):
@@ -71,13 +79,63 @@ def metric_of(family: Family) -> Metric:
     return metric
 
 
+class _Request(io.RawIOBase):
+    """The bytes of a request, all of which must have come `timeout_s` from now."""
+
+    def __init__(self, connection: socket.socket, timeout_s: float) -> None:
+        self._connection = connection
+        self._deadline = time.monotonic() + timeout_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        """Receive some. OSError; TimeoutError after the deadline."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
+
+
+class _Answer(io.BufferedIOBase):
+    """Sends an answer, whose head finds room in the socket: the deadline of the body is that of the answer."""
+
+    def __init__(self, connection: socket.socket, timeout_s: float, begin: Callable[[], None]) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._begin = begin
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Send `data`. OSError; ConnectionAbortedError, which WSGI passes over, after the deadline."""
+        self._begin()
+        self._connection.settimeout(self._timeout_s)
+        try:
+            self._connection.sendall(data)  # Its timeout is that of all bytes together.
+        except TimeoutError as error:
+            raise ConnectionAbortedError("the answer is not read") from error
+        return len(memoryview(data))
+
+
 class _Handler(WSGIRequestHandler):
     timeout = TIMEOUT_S
+    server: HttpServer
+
+    def setup(self) -> None:
+        """Read and write with deadlines, in place of a timeout of each call."""
+        self.connection = self.request
+        waits = self.server.waiting
+        self.rfile = io.BufferedReader(_Request(self.connection, self.timeout))
+        self.wfile = _Answer(self.connection, self.timeout, lambda: waits.setdefault(self.connection))
 
     def parse_request(self) -> bool:
-        """Parse the request; from now on its connection is not idle."""
-        cast(HttpServer, self.server).idle.pop(self.connection, None)
-        return super().parse_request()
+        """Parse the whole request; from now on its connection waits for the metrics."""
+        parsed = super().parse_request()
+        self.server.waiting.pop(self.connection, None)
+        return parsed
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing: a request is no event of the broker."""
@@ -96,19 +154,26 @@ class HttpServer(ThreadingWSGIServer):
         registry.register(LoopCollector(metrics, loop))
         self.set_app(_only_metrics(make_wsgi_app(registry)))
         self._free = threading.Semaphore(REQUESTS_MAX)
-        self.idle: dict[socket.socket, None] = {}
-        """The connections without a request, oldest first."""
+        self.connections: set[socket.socket] = set()
+        self.waiting: dict[socket.socket, None] = {}
+        """The connections that wait for their clients, the one that has waited longest first."""
+        self._closed = metrics.counter(
+            "anabranch_metrics_connections_closed_total", "Connections for metrics closed or refused for want of room."
+        )
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Take a place for a connection; refuse the connection if all places are taken by requests."""
+        """Take a place for a connection; refuse the connection if none of those that have one waits for its client."""
         taken = self._free.acquire(blocking=False)
-        if not taken and (oldest := next(iter(self.idle.copy()), None)) is not None:
-            self.idle.pop(oldest, None)
-            with contextlib.suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
-            taken = self._free.acquire(timeout=CLOSING_S)
+        if not taken:
+            self._closed.add()
+            if (oldest := next(iter(self.waiting.copy()), None)) is not None:
+                self.waiting.pop(oldest, None)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
+                taken = self._free.acquire(timeout=CLOSING_S)
         if taken:
-            self.idle[request] = None
+            self.connections.add(request)
+            self.waiting[request] = None
         return taken
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -116,7 +181,8 @@ class HttpServer(ThreadingWSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.idle.pop(request, None)
+            self.connections.discard(request)
+            self.waiting.pop(request, None)
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:

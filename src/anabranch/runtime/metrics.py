@@ -16,9 +16,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from anabranch.runtime.events import EventLogger
+
+if TYPE_CHECKING:
+    from anabranch.runtime.exposition import HttpServer
 
 events = EventLogger("metrics")
 SAMPLES_PER_STEP = 200
@@ -203,8 +206,10 @@ class MetricsServer:
         self._metrics = metrics
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._servers: list[HttpServer] = []
         self._stopped = False
         self.port = 0
+        metrics.gauge("anabranch_metrics_connections", "Connections for metrics.", self._connections)
 
     async def start(self, host: str, port: int) -> None:
         """Listen on every address of `host`; port 0 takes a free one. OSError where one cannot be had."""
@@ -234,8 +239,12 @@ class MetricsServer:
         from anabranch.runtime.exposition import HttpServer
 
         server = HttpServer(listening, self._metrics, loop)
+        self._servers.append(server)
         while not self._stopped:
             server.handle_request()
+
+    def _connections(self) -> int:
+        return sum(len(server.connections) for server in self._servers)
 
     async def stop(self) -> None:
         """Stop listening."""

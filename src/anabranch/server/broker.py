@@ -368,9 +368,15 @@ class Broker:
                 try:
                     await work()
                 except OSError as error:
+                    self._count_failed(name)
                     events.warning("upkeep failed", work=name, reason=error)
                 except Exception as error:  # A defect: without upkeep the logs would grow until the next start.
+                    self._count_failed(name)
                     events.error("upkeep failed", work=name, exception=error)
+
+    def _count_failed(self, work: str) -> None:
+        name, doc = "anabranch_upkeep_works_failed_total", "Rounds of background work that failed as a whole."
+        self.context.metrics.counter(name, doc, work=work).add()
 
     # -- metrics -----------------------------------------------------------------------------------------------------
 

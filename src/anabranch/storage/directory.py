@@ -83,7 +83,7 @@ class DataDirectory:
             self._lock = disk.lock(path / LOCK_FILE, self.make_room)
         except BlockingIOError as error:
             raise DirectoryInUseError(
-                f"The data directory {path} is in use by the broker with process id {self._holder()}. "
+                f"The data directory {path} is in use by {self._holder()}. "
                 "Stop that broker, or give this one a directory of its own with --data."
             ) from error
         except OSError as error:
@@ -381,7 +381,9 @@ class DataDirectory:
         self._lock.release()
 
     def _holder(self) -> str:
+        """Name the broker that has the directory; its lock file may have been removed."""
         try:
-            return self._disk.read(self.path / LOCK_FILE).decode().strip() or "(unknown)"
+            process_id = self._disk.read(self.path / LOCK_FILE).decode().strip()
         except OSError:
-            return "(unknown)"
+            process_id = ""
+        return f"the broker with process id {process_id}" if process_id else "another broker"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import socket
 import subprocess
@@ -123,6 +124,25 @@ def serving(metrics: Metrics, use: Callable[[int], T]) -> T:
     return asyncio.run(run())
 
 
+ANSWER_SIZE_MIN = 1 << 20
+
+
+def connect(port: int) -> socket.socket:
+    """Connect with small segments and a small buffer: the other side's system buffers little for such a peer."""
+    client = socket.socket()
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+    client.settimeout(10)
+    client.connect(("127.0.0.1", port))
+    return client
+
+
+def more_than_a_socket_takes() -> Metrics:
+    metrics = Metrics()
+    metrics.gauges("large", "Large.", lambda: [({"label": "x" * ANSWER_SIZE_MIN}, 1.0)])
+    return metrics
+
+
 def get(port: int, path: str = "/metrics", **headers: str) -> tuple[str, bytes]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)
     with urllib.request.urlopen(request, timeout=10) as answer:
@@ -155,20 +175,40 @@ def test_nothing_else_is_served(method: str, path: str, status: int) -> None:
     serving(some_metrics(), use)
 
 
-def test_idle_connections_keep_no_scrape_waiting() -> None:
+HELD = {
+    "nothing": b"",
+    "half a line": b"GET /metrics HT",
+    "a line": b"GET /metrics HTTP/1.1\r\n",
+    "half a head": b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n",
+    "a request whose answer is not read": b"GET /metrics HTTP/1.1\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", HELD.values(), ids=HELD)
+def test_connections_that_wait_for_their_clients_keep_no_scrape_waiting(
+    sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    metrics = more_than_a_socket_takes()
+    closed = metrics.counter("anabranch_metrics_connections_closed_total", "Closed.")
+
     def use(port: int) -> None:
-        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(exposition.REQUESTS_MAX)]
-        silent[-1].sendall(b"GET /metrics HT")
+        held = [connect(port) for _ in range(exposition.REQUESTS_MAX)]
+        for connection in held:
+            connection.sendall(sent)
+        if sent.endswith(b"\r\n\r\n"):
+            for connection in held:
+                assert connection.recv(1), "it is answered"
+        assert b"\nanabranch_metrics_connections 16.0\n" in get(port)[1]
         began = time.monotonic()
         for _ in range(3):
             assert get(port)[1]
         assert time.monotonic() - began < exposition._Handler.timeout / 2
-        silent[0].settimeout(10)
-        assert silent[0].recv(1) == b"", "the oldest made room"
-        for connection in silent:
+        for connection in held:
             connection.close()
 
-    serving(some_metrics(), use)
+    serving(metrics, use)
+    assert closed.value >= 1
+    assert capfd.readouterr().err == ""
 
 
 def test_the_server_waits_for_requests_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,15 +231,57 @@ def test_the_server_waits_for_requests_without_looking_again_and_again(monkeypat
     assert serving(Metrics(), scrape) <= 2
 
 
-def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition._Handler, "timeout", 0.2)
+@pytest.mark.parametrize("line", [b"", b"X: y\r\n"], ids=["nothing more", "a line from time to time"])
+def test_a_request_has_one_deadline(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
 
     def use(port: int) -> None:
-        with socket.create_connection(("127.0.0.1", port)) as silent:
-            silent.settimeout(10)
-            assert silent.recv(1) == b""
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.settimeout(0.1)
+            began = time.monotonic()
+            slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+            while True:
+                assert time.monotonic() - began < 5
+                try:
+                    slow.sendall(line)
+                    assert slow.recv(1) == b""
+                    break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
+            assert time.monotonic() - began > 0.4
 
     serving(some_metrics(), use)
+
+
+def test_an_answer_has_a_deadline_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exposition._Handler, "timeout", 0.5)
+
+    def use(port: int) -> None:
+        with connect(port) as reader:
+            reader.sendall(b"GET /metrics HTTP/1.0\r\n")
+            time.sleep(0.4)
+            reader.sendall(b"\r\n")
+            size = 0
+            while part := reader.recv(1 << 16):
+                if not size:
+                    time.sleep(0.2)  # More than the request has left.
+                size += len(part)
+            assert size > ANSWER_SIZE_MIN, "all of it was sent"
+        with connect(port) as other:
+            other.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            time.sleep(1.5)
+            with contextlib.suppress(ConnectionError):
+                size = 0
+                while part := other.recv(1 << 16):
+                    size += len(part)
+            assert size < ANSWER_SIZE_MIN, "a part of it was not read in time"
+
+    serving(more_than_a_socket_takes(), use)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_connection_is_refused_while_every_place_serves_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

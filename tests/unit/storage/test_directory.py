@@ -63,7 +63,7 @@ def test_a_damaged_identity_is_told_with_its_file_and_how_to_go_on(tmp_path: Pat
 def test_a_lock_file_that_was_removed_lets_no_second_broker_in(tmp_path: Path) -> None:
     directory = DataDirectory(tmp_path, Disk())
     (tmp_path / ".lock").unlink()
-    with pytest.raises(DirectoryInUseError):
+    with pytest.raises(DirectoryInUseError, match=r"is in use by another broker\. Stop that broker"):
         DataDirectory(tmp_path, Disk())
     directory.release()
     DataDirectory(tmp_path, Disk()).release()
