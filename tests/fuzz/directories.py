@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -105,13 +106,16 @@ class Life:
         self.scrubs = of_logs and seed // 5 % 2 == seed % 5 // 3
         self.notes_late = of_logs and self.chance.random() < 0.3
         """Whether what is synced is not noted before a kill: then damage shows by what lies behind it."""
-        self.ends_cleanly = self.shared == CLEAN_STOP or (not self.notes_late and self.chance.random() < 0.3)
+        clean_share = {METADATA: 0.6, CLEAN_STOP: 1}.get(self.shared or "", 0.3)
+        self.ends_cleanly = self.chance.random() < clean_share and not self.notes_late
         self.restarts = self.chance.random() < 0.2
         self.path = path
         self.older = path.with_name("older")
         self.broker = BrokerProcess(path, durability="fsync", **SETTINGS)
         self.acknowledged: dict[TopicPartition, list[tuple[int, bytes, bytes]]] = {}
         """Offset, key and value of the records of each partition."""
+        self.last: dict[TopicPartition, tuple[int, bytearray]] = {}
+        """Offset and bytes of the last batch of each partition that was acknowledged."""
         self.committed: Counter[str] = Counter()
         """The offset that each group has committed."""
         self.starts: dict[TopicPartition, int] = {}
@@ -206,12 +210,13 @@ class Life:
                 value = key + b":" + self.chance.randbytes(self.chance.randint(1, 200)).hex().encode()
                 producer = self.producer, 0, self.sequences[name]
                 data = batch([value], key=key, timestamp=int(time.time() * 1000), producer=producer)
-                sent.append((name, key, value, client.send(client.produce_request(*name, data), 12)))
-            for name, key, value, awaited in sent:
+                sent.append((name, key, value, data, client.send(client.produce_request(*name, data), 12)))
+            for name, key, value, data, awaited in sent:
                 answer = client.receive(awaited).responses[0].partition_responses[0]
                 if answer.error_code == ErrorCode.NONE:
                     self.sequences[name] += 1
                     self.acknowledged[name].append((answer.base_offset, key, value))
+                    self.last[name] = answer.base_offset, data
             for group in GROUPS:
                 offset = self.committed[group] + 1
                 if client.commit(group, {("kept", 0): offset}) == [ErrorCode.NONE]:
@@ -231,6 +236,11 @@ class Life:
             copy.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):
                 shutil.copy(file, copy)
+        if self.ends_cleanly:  # Then the metadata has no write-ahead log: a copy is what SQLite makes.
+            live, copied = sqlite3.connect(self.path / METADATA), sqlite3.connect(self.older / f"{METADATA}.whole")
+            with contextlib.closing(live), contextlib.closing(copied):
+                live.backup(copied)
+            (self.older / f"{METADATA}.whole").replace(self.older / METADATA)
 
     # -- damage --------------------------------------------------------------------------------------------------------
 
@@ -347,7 +357,14 @@ class Life:
         was = self.starts[name]
         assert start == was or (start < was and self.shared), f"{name} started at {was}, now it starts at {start}"
         self.compare_records(name, found)
+        self.repeat(client, name)
         return "there"
+
+    def repeat(self, client: GroupClient, name: TopicPartition) -> None:
+        """Send the last acknowledged batch again, as a producer does that has not heard: it is not appended twice."""
+        offset, data = self.last[name]
+        answer = client.produce(*name, data)
+        assert answer.error_code != ErrorCode.NONE or answer.base_offset == offset, f"{name} has a batch twice"
 
     def compare_commits(self, client: GroupClient, group: str, name: TopicPartition) -> str:
         """Compare what a group has committed, and say how the partition is that has it."""
