@@ -73,13 +73,13 @@ soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with
 crash: $(READY) kernels  ## a broker killed a thousand times while clients write, resize, commit, compact, create and delete: make crash KILLS=1000 SEED=7
 	$(BIN)/python -m tests.crash.loop $(if $(SEED),--seed $(SEED)) --kills $(or $(KILLS),1000)
 
-fuzz: $(READY) kernels  ## a million hostile batches and frames, the longest array of each API, 10,000 blocks scattered in checked memory, 2,000 damaged directories of logs and 100 of brokers, 6,300 bad connections: make fuzz SEED=7 COUNT=1000000
+fuzz: $(READY) kernels  ## a million hostile batches and frames, the longest array of each API, 10,000 blocks scattered in checked memory, 2,000 damaged directories of logs, 2,000 damaged files of brokers, 6,300 bad connections: make fuzz SEED=7 COUNT=1000000
 	$(BIN)/python -m tests.fuzz.batches $(if $(SEED),--seed $(SEED)) --count $(or $(COUNT),1000000)
 	$(BIN)/python -m tests.fuzz.frames $(if $(SEED),--seed $(SEED)) --count $(or $(COUNT),1000000)
 	$(BIN)/python -m tests.fuzz.arrays
 	$(BIN)/python -m tests.fuzz.scatter $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.fuzz.storage 2000
-	$(BIN)/python -m tests.fuzz.directories 100
+	$(BIN)/python -m tests.fuzz.directories 2000 $(SEED)
 	$(BIN)/python -m tests.end_to_end.test_many_connections 1000 5000 300
 
 conformance: $(READY) java  ## groups with every kind of member, where `make test` takes one of each library; the long end-to-end tests

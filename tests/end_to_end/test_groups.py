@@ -687,6 +687,7 @@ def test_damage_below_the_recovery_point_stops_one_coordinator_alone(tmp_path: P
         )
         said = broker.until_said("error", "coordinator stopped: log not read")
         assert "checksum" in said[0]["reason"]
+        assert f"restore the segment of {said[0]['partition']} with this offset" in said[0]["reason"]
     broker.kill()
 
 

@@ -1,7 +1,8 @@
-"""Cases of fuzzers that damage files, one for each seed, in a directory of its own."""
+"""Cases of fuzzers that damage files, in lives with a seed and a directory each."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -9,26 +10,32 @@ from pathlib import Path
 from typing import Protocol
 
 
-class Case(Protocol):
-    """One case."""
+class Life(Protocol):
+    """What ends with damage to one file or more."""
 
-    def run(self) -> str:
-        """Return what became of it."""
+    def run(self) -> list[str]:
+        """Return what became of each damaged file."""
 
 
-def run_cases(made: Callable[[int, Path], Case], seeds: range) -> Counter[str]:
-    """Run the case of each seed; how many ended how. One that fails says its seed first."""
+def run_cases(made: Callable[[int, Path], Life], first: int, count: int) -> Counter[str]:
+    """Run the life of each seed from `first` on, until there are so many cases; how many ended how.
+
+    A life that fails says its seed first.
+    """
     outcomes: Counter[str] = Counter()
-    for seed in seeds:
+    for seed in itertools.count(first):
+        if outcomes.total() >= count:
+            print(f"{outcomes.total():6} cases, seeds {first} to {seed - 1}")
+            return outcomes
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "data"
             path.mkdir()
             try:
-                outcomes[made(seed, path).run()] += 1
+                outcomes.update(made(seed, path).run())
             except BaseException:
-                print(f"replay with: run({seed}, 1)")
+                print(f"after {outcomes.total()} cases; replay with: run({seed}, 1)", flush=True)
                 raise
-    return outcomes
+    raise AssertionError
 
 
 def show(outcomes: Counter[str]) -> None:

@@ -55,13 +55,13 @@ class Case:
         self.undamaged = b""
         """What was in the damaged file."""
 
-    def run(self) -> str:
+    def run(self) -> list[str]:
         self.live()
         damaged, damage = self.damage()
         before = self.log_files()
         outcome = self.start_again()
         self.check_bytes(before, damaged)
-        return f"{damage} {outcome}"
+        return [f"{damage} {outcome}"]
 
     def live(self) -> None:
         """Write the logs."""
@@ -219,7 +219,7 @@ def batches(log: LocalLog) -> dict[int, bytes]:
 
 def run(first: int, count: int) -> Counter[str]:
     """Run cases; how many ended how."""
-    return run_cases(Case, range(first, first + count))
+    return run_cases(Case, first, count)
 
 
 if __name__ == "__main__":

@@ -126,6 +126,7 @@ class Broker:
         check_metadata_file(directory)
         store = await EmbeddedMetadataStore.open(directory.path / METADATA_FILE)
         self._closing.push_async_callback(store.close)
+        self._store = store
         await check_metadata(directory, store)
         self._assemble(directory, store, identity.cluster_id)
         for kept in (self.context.fetches.filters, self.context.slices):
@@ -328,6 +329,10 @@ class Broker:
         self.context.loads.close()
         await self._controller.stop()
         sound = await self.context.replicas.close()
+        try:  # So that the next start knows an older file in the place of the metadata.
+            await self._store.copy_to(self._directory.path / METADATA_COPY_FILE)
+        except (OSError, AnabranchError) as error:
+            events.warning("metadata not copied", reason=error)
         if sound:
             try:
                 self._directory.stopped()

@@ -33,7 +33,7 @@ from anabranch.storage.directory import (
 )
 from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
-from anabranch.storage.metadata.table import ROOT, Found, Row, read_tree, write_tree
+from anabranch.storage.metadata.table import ROOT, Found, Row, changes_of, read_tree, write_tree
 
 NAMES_SHOWN = 5
 _REMEDY = (
@@ -47,7 +47,10 @@ class MetadataLostError(AnabranchError):
 
 
 def check_metadata_file(directory: DataDirectory) -> None:
-    """Refuse logs without metadata, before a file of metadata is made. MetadataLostError."""
+    """Refuse logs without metadata, and metadata older than its copy, before a file is made or changed.
+
+    Where changes are in a write-ahead log, its own check tells whether they are there. MetadataLostError.
+    """
     path = directory.path / METADATA_FILE
     logs = directory.logs()
     if (directory.path / METADATA_REPAIRED_FILE).exists():
@@ -61,6 +64,13 @@ def check_metadata_file(directory: DataDirectory) -> None:
             f"{path} is {'empty' if path.exists() else 'missing'}, but there are logs of {_shown(logs)}. "
             + _REMEDY.format(path=directory.path)
         )
+    if not path.with_name(f"{path.name}-wal").exists():
+        here, there = changes_of(path), changes_of(directory.path / METADATA_COPY_FILE)
+        if here is not None and there is not None and here < there:
+            raise MetadataLostError(
+                f"{path} has seen {here} changes, {METADATA_COPY_FILE} beside it {there}: it is an older copy. "
+                + _REMEDY.format(path=directory.path)
+            )
 
 
 async def check_metadata(directory: DataDirectory, store: MetadataStore) -> None:
@@ -149,7 +159,7 @@ def _restoring_steps(
     if found is not None and originals is not None:
         tree = {**found.sound, **originals}
         is_behind = _is_behind(tree, copied)
-        may_be_older = bool(_unknown(surveys, tree)) and (is_behind or copied is None or bool(copied.damaged))
+        may_be_older = is_behind or (bool(_unknown(surveys, tree)) and (copied is None or bool(copied.damaged)))
         taken = sorted(originals.keys() - {ROOT})
         older = [node for node in taken if not found.damaged[node].stems_from(originals[node])]
         of_nodes = ""
@@ -157,7 +167,7 @@ def _restoring_steps(
             of_nodes = f"restore {_shown(taken)} of {path.name} from {copy.name}, as the checksums show that it was"
         if older:
             of_nodes += f". Of {_shown(older)} the copy has an earlier form: look at what was changed since"
-        if found.is_cut and not is_behind and not may_be_older:
+        if found.is_cut and not may_be_older:
             text = f"restore {path.name} without {path.name}-wal, which is damaged: it has all changes itself"
             if not found.is_whole:
                 text = (

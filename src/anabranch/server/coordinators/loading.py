@@ -82,11 +82,17 @@ class Loading(Generic[MachineT, RecordT]):
         codec = self._codec
         slices = await fetched(partition.log.slices())
         replay: Replay | BulkReplay | None = None
-        if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
-            replay = await self._in_bulk(machine, slices, partition)
-        if replay is None:
-            replay = Replay()
-            await _exhausted(replay.scan(slices))
+        try:
+            if sum(len(piece) for piece in slices) >= BULK_FROM_SIZE:
+                replay = await self._in_bulk(machine, slices, partition)
+            if replay is None:
+                replay = Replay()
+                await _exhausted(replay.scan(slices))
+        except DecodeError as error:
+            raise DecodeError(
+                f"{error}. It was sound when it was written; restore the segment of {partition.name} with this offset "
+                "from a copy."
+            ) from error
         weight = 0
         for key, value in replay.latest.items():
             weight += RECORD_WEIGHT + len(value)

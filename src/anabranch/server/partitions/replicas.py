@@ -242,8 +242,9 @@ class Replicas:
         latest = partition.log.epochs.latest
         if partition.leadership is None and latest > role.leader_epoch:
             partition.take_offline(
-                f"its log has leader epoch {latest}, the metadata only {role.leader_epoch}: leader-epoch-checkpoint is "
-                "damaged, or metadata.sqlite is older than the log. Restore the right one from a copy."
+                f"the log of {partition.name} has leader epoch {latest}, the metadata only {role.leader_epoch}: "
+                "leader-epoch-checkpoint is damaged, or the epoch of a batch, which no checksum covers, or "
+                "metadata.sqlite is older than the log. Restore the right one from a copy."
             )
             partition.topic_id = order.topic_id
             return Taken(None, ErrorCode.KAFKA_STORAGE_ERROR)

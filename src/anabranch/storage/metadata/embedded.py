@@ -23,6 +23,7 @@ import itertools
 import json
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -199,6 +200,8 @@ class _Database:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._copying = threading.Lock()
+        """A stop copies, too, perhaps beside a copy that was begun before."""
         self.changes = 1
         """Grows with every change."""
         try:
@@ -291,17 +294,18 @@ class _Database:
         A tree that is damaged on the disk does not replace a copy of it as it was.
         """
         temporary = path.with_name(path.name + ".tmp")
-        temporary.unlink(missing_ok=True)
-        try:
-            source, copy = sqlite3.connect(self._path), sqlite3.connect(temporary)
-            with contextlib.closing(source), contextlib.closing(copy):
-                source.backup(copy)
-                table.check(copy)
-        except UNREADABLE as error:
-            raise self._refused(error) from error
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
+        with self._copying:
+            temporary.unlink(missing_ok=True)
+            try:
+                source, copy = sqlite3.connect(self._path), sqlite3.connect(temporary)
+                with contextlib.closing(source), contextlib.closing(copy):
+                    source.backup(copy)
+                    table.check(copy)
+            except UNREADABLE as error:
+                raise self._refused(error) from error
+            _sync(temporary)
+            temporary.replace(path)
+            _sync(path.parent)
 
     def close(self) -> None:
         try:

@@ -40,6 +40,8 @@ SOUND = "PRAGMA integrity_check(1)"
 UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """Errors of SQLite, whose texts repeat what is in the file, in any encoding."""
 _SIX_BYTES = 1 << 32
+_ALONE = "mode=ro&immutable=1"
+"""How a file without a write-ahead log is opened."""
 _VERSIONS = slice(18, 20)
 """The versions of the file format for writing and for reading, in the header."""
 _REWRITTEN = (
@@ -234,13 +236,27 @@ def _read(path: Path) -> Found | None:
     try:
         check_header(path)
         # Without a log to read, it is read as it is: SQLite would make files beside it.
-        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else "mode=ro&immutable=1"
+        mode = "mode=ro" if path.with_name(f"{path.name}-wal").exists() else _ALONE
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True)) as database:
             for row in rows(database):
                 (found.sound if row.is_sound else found.damaged)[row.path] = row
     except UNREADABLE:
         return None
     return found
+
+
+def changes_of(path: Path) -> int | None:
+    """Read how many changes a file without a write-ahead log has seen, which no broker uses. Blocks.
+
+    None where that cannot be read.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{_ALONE}", uri=True)) as database:
+            found = database.execute(f"{form_of(database).select} WHERE path = ?", (ROOT,)).fetchone()
+    except UNREADABLE:
+        return None
+    row = None if found is None else Row(*found)
+    return row.version if row is not None and row.is_sound else None
 
 
 def _read_cut(path: Path, *, power_lost: bool) -> Found | None:

@@ -398,3 +398,36 @@ def test_a_repair_says_what_it_takes_from_the_copy_where_the_rest_is_whole(tmp_p
     (text, *_) = repair(tmp_path / "data", Disk())
     assert "it has all changes itself; restore /config" in text
     assert f"Of {config} the copy has an earlier form" in text
+
+
+async def older(path: Path) -> None:
+    """The metadata is an earlier state of the same controller, put in its place after a clean stop."""
+    async with living(path) as store:
+        await store.set(nodes.CONTROLLER_EPOCH, b"4")
+        await make_topic(store, "b")
+        await store.copy_to(path / "older")
+        await store.set(nodes.PRODUCER_IDS, b"2000")
+        await store.copy_to(path / "live" / METADATA_COPY_FILE)
+    for suffix in ("-wal", "-shm"):
+        (path / "data" / f"{METADATA_FILE}{suffix}").unlink()
+    shutil.copy(path / "older", path / "data" / METADATA_FILE)
+
+
+def test_metadata_that_is_older_than_its_copy_is_refused_as_it_is_and_restored(tmp_path: Path) -> None:
+    asyncio.run(older(tmp_path))
+    data = tmp_path / "data"
+    before = (data / METADATA_FILE).read_bytes()
+    directory = DataDirectory(data, Disk())
+    with pytest.raises(MetadataLostError, match=r"has seen \d+ changes, .*: it is an older copy\..*repair"):
+        check_metadata_file(directory)
+    directory.release()
+    assert (data / METADATA_FILE).read_bytes() == before
+    (text,) = repair(data, Disk())
+    assert "from metadata-copy.sqlite: 2 of 2 logs" in text
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None
+    assert int(found.sound[nodes.PRODUCER_IDS].data) >= 2000
+    directory = DataDirectory(data, Disk())
+    check_metadata_file(directory)
+    directory.release()
+    assert repair(data, Disk()) == []

@@ -115,6 +115,26 @@ def test_a_damaged_partition_is_offline_and_takes_no_role(local: LocalReplicas) 
     assert take(local, ORDER, replace(ROLE, leader_epoch=3)) == {0: ErrorCode.KAFKA_STORAGE_ERROR}
 
 
+def test_a_batch_with_a_leader_epoch_above_the_metadata_takes_its_partition_offline_by_name(tmp_path: Path) -> None:
+    """No checksum covers the leader epoch of a batch: a bit that flips there shows by the metadata alone."""
+    local = LocalReplicas(tmp_path)
+    take(local)
+    append(local[0])
+    local.close()
+    path = tmp_path / "data" / f"{TOPIC}-0"
+    (log,) = path.glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[15] |= 16  # The leader epoch is in the bytes 12 to 15.
+    log.write_bytes(data)
+    (path / "leader-epoch-checkpoint").unlink()
+    again = LocalReplicas(tmp_path)
+    assert take(again) == {0: ErrorCode.KAFKA_STORAGE_ERROR}
+    reason = again[0].offline_reason or ""
+    assert reason.startswith(f"the log of {TOPIC}-0 has leader epoch 18, the metadata only 2: ")
+    assert "the epoch of a batch, which no checksum covers" in reason
+    again.close()
+
+
 def test_a_stopped_replica_is_deleted_and_its_producers_are_remembered(local: LocalReplicas, tmp_path: Path) -> None:
     take(local)
     append(local[0])
