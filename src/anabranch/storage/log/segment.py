@@ -488,6 +488,8 @@ class Segment:
         self.begin_anew()
         try:
             for position, header in self.walk():
+                if header.next_offset - self.base_offset > RELATIVE_OFFSET_MAX + 1:
+                    raise DecodeError(f"the batch at position {position} begins at offset {header.base_offset}")
                 self.note_header(position, header)
                 if end is not None and header.next_offset >= end:
                     break

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from anabranch.base.ids import TopicPartition
 from anabranch.records.batch import parse_header
 from anabranch.runtime.disk import Disk, File
+from anabranch.storage.directory import DataDirectory
 from anabranch.storage.interface import Slice
 from anabranch.storage.log.config import Durability, LogConfig
 from anabranch.storage.log.errors import OfflineLogError
@@ -159,3 +161,27 @@ def test_a_cut_after_a_failed_sync_is_where_the_synced_batches_end(
     assert log.append(make_batch(1, b"new"), 0, 20_000).base_offset == 300
     log.flush()
     assert LocalLog.open(tmp_path / "t-0", WIDE, disk=Disk()).end == 301
+
+
+@pytest.mark.parametrize("bit", [32, 40, 62])
+def test_an_offset_that_has_grown_out_of_its_segment_takes_the_log_offline_with_a_sentence(
+    tmp_path: Path, bit: int
+) -> None:
+    """It fits no index: the log could not be opened, for an error of struct."""
+    name = TopicPartition("t", 0)
+    directory = DataDirectory(tmp_path, Disk())
+    log = directory.open_log(name, CONFIG)
+    for _ in range(20):
+        log.append(make_batch(2, b"v" * 100), 0, 0)
+    assert len(log.segments) == 3
+    log.close()
+    directory.stopped()
+    directory.release()
+    first = tmp_path / "t-0" / f"{0:020d}.log"
+    data = bytearray(first.read_bytes())
+    data[7 - bit // 8] ^= 1 << bit % 8
+    first.write_bytes(data)
+    directory = DataDirectory(tmp_path, Disk())
+    with pytest.raises(OfflineLogError, match=r"the batch at position 0 begins at offset \d+.*restore the file"):
+        directory.open_log(name, CONFIG)
+    directory.release()
