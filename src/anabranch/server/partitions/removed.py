@@ -3,8 +3,8 @@
 A producer repeats batches without a response, which may have been appended, also to a partition that has been removed.
 Only the table distinguishes a repetition from a new batch (ordering.md, section 5, rule 1), so the table outlives the
 log (docs/adr/0021): in memory from the removal of the partition, and in a file `<topic>-<partition>.producers` of the
-data directory, topic id and snapshot, before the log is deleted. A recreated partition inherits the table, and with it
-the refusals that were noted meanwhile.
+data directory, topic id and snapshot, each with its checksum, before the log is deleted. A recreated partition inherits
+the table, and with it the refusals that were noted meanwhile.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 from uuid import UUID
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller.leadership import Leadership
 from anabranch.machines.partition.producers import ProducerTable
+from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import NAME_MAX, Disk
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.turns import in_turns, spent_in_parts
@@ -31,7 +33,10 @@ LONG_NAMES = ".producers"
 """Holds the files of partitions whose name leaves no room for the suffix."""
 FORGOTTEN_AT_A_TIME = 100
 """Partitions that are forgotten before other work has its turn: their files are looked for."""
-_ID_SIZE = 16
+_KIND = b"PRODUCERS\0\0\1"
+_HEAD = Struct(f">{len(_KIND)}s16sI")
+"""What the file is, the id of the topic and its checksum. Files of earlier versions begin with the id."""
+_EARLIER_HEAD_SIZE = 16
 Watcher = Callable[[UUID, Collection[int]], None]
 """Hears the id of a topic, and the numbers of its partitions that were removed."""
 
@@ -66,12 +71,11 @@ class RemovedPartitions:
             if name is None:
                 continue
             try:
-                data = disk.read(file)
-                table = ProducerTable.restore(data[_ID_SIZE:])
+                held = _restored(disk.read(file))
             except (OSError, DecodeError) as error:
                 events.warning("producers of a removed partition skipped", file=file, reason=error)
                 continue
-            self._tables[name] = UUID(bytes=data[:_ID_SIZE]), table
+            self._tables[name] = held
             self._saved.add(name)
 
     def __len__(self) -> int:
@@ -106,7 +110,8 @@ class RemovedPartitions:
         if len(table):
             self._saved.add(name)
             self._disk.make_directory(self._file(name).parent)
-            self._disk.replace(self._file(name), topic_id.bytes + table.snapshot())
+            head = _HEAD.pack(_KIND, topic_id.bytes, crc32c(topic_id.bytes))
+            self._disk.replace(self._file(name), head + table.snapshot())
 
     def forget(self, name: TopicPartition) -> None:
         """Forget a partition that has been made again."""
@@ -142,3 +147,15 @@ class RemovedPartitions:
     def _file(self, name: TopicPartition) -> Path:
         text = str(name)
         return self._path / LONG_NAMES / text if len(text + SUFFIX) > NAME_MAX else self._path / f"{text}{SUFFIX}"
+
+
+def _restored(data: bytes) -> tuple[UUID, ProducerTable]:
+    """Read a file. DecodeError where it is damaged."""
+    if not data.startswith(_KIND):
+        return UUID(bytes=data[:_EARLIER_HEAD_SIZE].ljust(16)), ProducerTable.restore(data[_EARLIER_HEAD_SIZE:])
+    if len(data) < _HEAD.size:
+        raise DecodeError(f"the file is cut off after {len(data)} bytes")
+    _, topic_id, checksum = _HEAD.unpack_from(data)
+    if crc32c(topic_id) != checksum:
+        raise DecodeError("the id of the topic does not fit its checksum")
+    return UUID(bytes=topic_id), ProducerTable.restore(data[_HEAD.size :])

@@ -114,6 +114,29 @@ def test_a_damaged_file_and_files_of_others_are_passed_over(removed: RemovedPart
     assert len(again(tmp_path)) == 1
 
 
+def test_a_flipped_bit_anywhere_and_a_cut_are_told(
+    removed: RemovedPartitions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The id of the topic had no checksum: where it changed, the table was no one's, without a word."""
+    removed.remember(NAME, TOPIC_ID, table(5))
+    removed.save(NAME)
+    file = tmp_path / f"{NAME}.producers"
+    sound = file.read_bytes()
+    cut = [sound[:size] for size in range(len(sound))]
+    bits = range(8 * len(sound))
+    flipped = [(int.from_bytes(sound) ^ 1 << bit).to_bytes(len(sound)) for bit in bits]
+    for damaged in (*cut, *flipped):
+        file.write_bytes(damaged)
+        caplog.clear()
+        assert again(tmp_path).table(NAME, TOPIC_ID) is None
+        assert caplog.messages == ["producers of a removed partition skipped"]
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.producers").write_bytes(TOPIC_ID.bytes + table(5).snapshot())
+    assert again(tmp_path).table(NAME, TOPIC_ID) == table(5)
+
+
 @pytest.mark.parametrize("length", [243, 244, 249])
 def test_a_name_that_leaves_no_room_for_a_suffix_is_kept_too(
     removed: RemovedPartitions, tmp_path: Path, length: int
