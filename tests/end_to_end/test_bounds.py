@@ -15,6 +15,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from anabranch.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from anabranch.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from anabranch.protocol.messages.delete_groups import DeleteGroupsRequest
 from anabranch.protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -89,6 +90,12 @@ LONG: dict[str, Any] = {
             )
         ],
         timeout_ms=1000,
+    ),
+    "access control lists": lambda: DeleteAclsRequest(
+        filters=[
+            DeleteAclsFilter(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1)
+            for _ in range(MANY - 1_000)
+        ]
     ),
     "delete topics": lambda: DeleteTopicsRequest(
         topics=[DeleteTopicState(name=f"t{it}") for it in range(MANY)], timeout_ms=1000

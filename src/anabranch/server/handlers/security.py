@@ -49,16 +49,22 @@ def handle_describe_acls(
     return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
 
 
-def handle_create_acls(broker: BrokerContext, request: CreateAclsRequest, call: RequestContext) -> CreateAclsResponse:
+def handle_create_acls(
+    broker: BrokerContext, request: CreateAclsRequest, call: RequestContext
+) -> CreateAclsResponse | Large:
     """Refuse each entry."""
     refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-    return CreateAclsResponse(results=[refused] * len(request.creations))
+    count = len(request.creations)
+    return large_or_not(lambda: CreateAclsResponse(results=[refused] * count), count)
 
 
-def handle_delete_acls(broker: BrokerContext, request: DeleteAclsRequest, call: RequestContext) -> DeleteAclsResponse:
+def handle_delete_acls(
+    broker: BrokerContext, request: DeleteAclsRequest, call: RequestContext
+) -> DeleteAclsResponse | Large:
     """Refuse each filter."""
     refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_AUTHORIZER)
-    return DeleteAclsResponse(filter_results=[refused] * len(request.filters))
+    count = len(request.filters)
+    return large_or_not(lambda: DeleteAclsResponse(filter_results=[refused] * count), count)
 
 
 def handle_create_delegation_token(
