@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 PATHS = ("/", "/metrics")
 REQUESTS_MAX = 16
 """Connections served at a time; one more closes the one that has waited for its client longest."""
+REQUEST_SIZE_MAX = 16 * 1024
+"""Bytes of a request, of which parsing takes several times as many; the connection of a longer one ends."""
 CLOSING_S = 1.0
 """How long a connection waits for the place of a closed one."""
 TIMEOUT_S = 10.0
@@ -80,22 +82,27 @@ def metric_of(family: Family) -> Metric:
 
 
 class _Request(io.RawIOBase):
-    """The bytes of a request, all of which must have come `timeout_s` from now."""
+    """The bytes of a request, REQUEST_SIZE_MAX at most, all of which must have come `timeout_s` from now."""
 
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
         self._connection = connection
         self._deadline = time.monotonic() + timeout_s
+        self._left = REQUEST_SIZE_MAX
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: WriteableBuffer) -> int:
-        """Receive some. OSError; TimeoutError after the deadline."""
+        """Receive some. OSError; ConnectionAbortedError where it is too long, TimeoutError after the deadline."""
+        if not self._left:
+            raise ConnectionAbortedError("the request is too long")
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
         self._connection.settimeout(left_s)
-        return self._connection.recv_into(buffer)
+        received = self._connection.recv_into(memoryview(buffer)[: self._left])
+        self._left -= received
+        return received
 
 
 class _Answer(io.BufferedIOBase):
@@ -176,14 +183,25 @@ class HttpServer(ThreadingWSGIServer):
             self.waiting[request] = None
         return taken
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread for a connection; its place is free again where there can be none."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            self._leave(request)
+            raise
+
+    def _leave(self, request: socket.socket) -> None:
+        self.connections.discard(request)
+        self.waiting.pop(request, None)
+        self._free.release()
+
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve one request, in a thread of its own."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.connections.discard(request)
-            self.waiting.pop(request, None)
-            self._free.release()
+            self._leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that hung up or sent nothing: its connection is closed."""
@@ -200,9 +218,21 @@ def _only_metrics(application: Application) -> Application:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"metrics are at /metrics\n"]
         try:
-            return application(environ, start_response)
+            return _accepting_anything(application)(environ, start_response)
         except (TimeoutError, concurrent.futures.CancelledError, RuntimeError):
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
             return [b"the broker is too busy, or stopping\n"]
+
+    return answer
+
+
+def _accepting_anything(application: Application) -> Application:
+    """Pass over what a client says that it accepts, where that cannot be understood."""
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            return application(environ, start_response)
+        except (TypeError, ValueError):
+            return application({**environ, "HTTP_ACCEPT": "text/plain"}, start_response)
 
     return answer

@@ -211,6 +211,55 @@ def test_connections_that_wait_for_their_clients_keep_no_scrape_waiting(
     assert capfd.readouterr().err == ""
 
 
+def test_what_a_client_accepts_and_cannot_be_understood_is_passed_over(capfd: pytest.CaptureFixture[str]) -> None:
+    def use(port: int) -> None:
+        for version in ("abc", "1.x", "1;2"):
+            assert b"topics 2.0\n" in get(port, Accept=f"application/openmetrics-text; version={version}")[1]
+
+    serving(some_metrics(), use)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_request_that_is_too_long_ends_there(capfd: pytest.CaptureFixture[str]) -> None:
+    """98 headers of 64 KiB from 16 clients took half a gigabyte."""
+    line = b"X: " + b"y" * 4_000 + b"\r\n"
+
+    def use(port: int) -> None:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(10)
+            answer = b""
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"GET /metrics HTTP/1.0\r\n" + 90 * line + b"\r\n")
+                while part := client.recv(1 << 16):
+                    answer += part
+            assert b"topics" not in answer
+        assert get(port)[1]
+
+    serving(some_metrics(), use)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_place_without_a_thread_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if "process_request_thread" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def use(port: int) -> None:
+        with monkeypatch.context() as without:
+            without.setattr(threading.Thread, "start", refused)
+            for _ in range(exposition.REQUESTS_MAX + 1):
+                with socket.create_connection(("127.0.0.1", port)) as client:
+                    client.settimeout(10)
+                    with contextlib.suppress(ConnectionError):
+                        assert client.recv(1) == b""
+        assert b"anabranch_metrics_connections 1.0" in get(port)[1]
+
+    serving(some_metrics(), use)
+
+
 def test_the_server_waits_for_requests_without_looking_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a socket that does not block it came back at once: after its first request it took a whole processor."""
     looked = 0

@@ -40,6 +40,14 @@ def test_older_names_and_units_are_understood() -> None:
     assert Settings.of({"log.retention.hours": "-1"}).log_retention_ms == -1
 
 
+def test_an_older_name_gives_way_to_the_real_one_and_its_value_fits_that() -> None:
+    for names in permutations(("log.dirs", "log.dir")):
+        assert str(Settings.of({name: f"/{name}" for name in names}).log_dirs) == "/log.dirs"
+    for hours in (2**63 - 1, 2_562_047_788_016):
+        with pytest.raises(SettingsError, match=r"log\.retention\.hours cannot be"):
+            Settings.of({"log.retention.hours": str(hours)})
+
+
 def test_a_later_source_replaces_a_setting_whatever_its_name_there() -> None:
     file = {"log.retention.ms": "60000", "log.dirs": "/file", "num.partitions": "3"}
     merged = layered(file, {"log.dir": "/environment"}, {"log.retention.hours": "24"}, {"log.dirs": "/option"})

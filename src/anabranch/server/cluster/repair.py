@@ -23,6 +23,7 @@ from anabranch.base.errors import AnabranchError
 from anabranch.base.ids import TopicPartition
 from anabranch.machines.controller import nodes
 from anabranch.runtime.disk import Disk
+from anabranch.runtime.events import EventLogger
 from anabranch.storage.checkpoints import CheckpointError
 from anabranch.storage.directory import (
     METADATA_COPY_FILE,
@@ -35,6 +36,7 @@ from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
 from anabranch.storage.metadata.table import ROOT, Found, Row, changes_of, read_tree, write_tree
 
+events = EventLogger("repair")
 NAMES_SHOWN = 5
 _REMEDY = (
     "Restore metadata.sqlite from a copy, or have `anabranch repair --data {path}` restore it from the one that the "
@@ -49,7 +51,7 @@ class MetadataLostError(AnabranchError):
 def check_metadata_file(directory: DataDirectory) -> None:
     """Refuse logs without metadata, and metadata older than its copy, before a file is made or changed.
 
-    Where changes are in a write-ahead log, its own check tells whether they are there. MetadataLostError.
+    Where changes are in a write-ahead log, `check_metadata` compares it with the copy. MetadataLostError.
     """
     path = directory.path / METADATA_FILE
     logs = directory.logs()
@@ -65,16 +67,31 @@ def check_metadata_file(directory: DataDirectory) -> None:
             + _REMEDY.format(path=directory.path)
         )
     if not path.with_name(f"{path.name}-wal").exists():
-        here, there = changes_of(path), changes_of(directory.path / METADATA_COPY_FILE)
-        if here is not None and there is not None and here < there:
-            raise MetadataLostError(
-                f"{path} has seen {here} changes, {METADATA_COPY_FILE} beside it {there}: it is an older copy. "
-                + _REMEDY.format(path=directory.path)
-            )
+        _check_is_latest(directory, changes_of(path))
+
+
+def _check_is_latest(directory: DataDirectory, here: int | None) -> None:
+    """Refuse metadata that has seen fewer changes than its copy, where that is sound. MetadataLostError."""
+    copy = directory.path / METADATA_COPY_FILE
+    there = changes_of(copy)
+    if here is None or there is None or here >= there:
+        return
+    copied = read_tree(copy)
+    if copied is None or copied.damaged:
+        events.warning("the copy of the metadata is damaged, and made anew", file=copy)
+        return
+    raise MetadataLostError(
+        f"{directory.path / METADATA_FILE} has seen {here} changes, {copy.name} beside it {there}: it is an older "
+        "copy. " + _REMEDY.format(path=directory.path)
+    )
 
 
 async def check_metadata(directory: DataDirectory, store: MetadataStore) -> None:
-    """Refuse metadata that does not know every log, or of an earlier controller than the last. MetadataLostError."""
+    """Refuse metadata that is older than its copy, of an earlier controller than the last, or without one of the logs.
+
+    MetadataLostError.
+    """
+    _check_is_latest(directory, (await store.get(ROOT))[1])
     term = (
         int((await store.get(nodes.CONTROLLER_EPOCH))[0] or b"0") if await store.exists(nodes.CONTROLLER_EPOCH) else 0
     )
@@ -159,7 +176,9 @@ def _restoring_steps(
     if found is not None and originals is not None:
         tree = {**found.sound, **originals}
         is_behind = _is_behind(tree, copied)
-        may_be_older = is_behind or (bool(_unknown(surveys, tree)) and (copied is None or bool(copied.damaged)))
+        may_be_older = _has_seen_less(tree, copied) or (
+            bool(_unknown(surveys, tree)) and (is_behind or copied is None or bool(copied.damaged))
+        )
         taken = sorted(originals.keys() - {ROOT})
         older = [node for node in taken if not found.damaged[node].stems_from(originals[node])]
         of_nodes = ""
@@ -167,7 +186,7 @@ def _restoring_steps(
             of_nodes = f"restore {_shown(taken)} of {path.name} from {copy.name}, as the checksums show that it was"
         if older:
             of_nodes += f". Of {_shown(older)} the copy has an earlier form: look at what was changed since"
-        if found.is_cut and not may_be_older:
+        if found.is_cut and not is_behind and not may_be_older:
             text = f"restore {path.name} without {path.name}-wal, which is damaged: it has all changes itself"
             if not found.is_whole:
                 text = (
@@ -229,11 +248,19 @@ def _is_behind(tree: Mapping[str, Row], copied: Found | None) -> bool:
     """Whether the copy has changes that a tree does not have; files of earlier versions tell of most of them only."""
     if copied is None or copied.damaged:
         return False
-    here, there = tree[ROOT].version if ROOT in tree else -1, _changes_of(copied)
-    if here != there:
-        return there > here
+    if _seen(tree) != _changes_of(copied):
+        return _has_seen_less(tree, copied)
     rows = [row for row in copied.sound.values() if not row.session]
     return any(row.path not in tree or row.version > tree[row.path].version for row in rows)
+
+
+def _has_seen_less(tree: Mapping[str, Row], copied: Found | None) -> bool:
+    """Whether a sound copy has seen more changes than a tree."""
+    return copied is not None and not copied.damaged and _seen(tree) < _changes_of(copied)
+
+
+def _seen(tree: Mapping[str, Row]) -> int:
+    return tree[ROOT].version if ROOT in tree else -1
 
 
 def _moving(directory: DataDirectory, tree: Mapping[str, Row], surveys: Surveys, what: str) -> list[Step]:

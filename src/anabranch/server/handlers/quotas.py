@@ -37,4 +37,4 @@ def handle_alter_client_quotas(
             ]
         )
 
-    return large_or_not(make, len(request.entries))
+    return large_or_not(make, sum(1 + len(entry.entity) for entry in request.entries))

@@ -627,12 +627,14 @@ class Settings:
         """Parse settings by their names. Raises `SettingsError`, with the reason, for the first invalid one."""
         by_name = {item.metadata["name"]: item for item in fields(cls)}
         values: dict[str, object] = {}
-        for name, text in sorted(properties.items(), key=lambda given: -_unit(given[0])):
+        for name, text in sorted(properties.items(), key=lambda given: (-_unit(given[0]), given[0] not in OLDER)):
             item = by_name.get(_setting(name))
             if item is None:
                 raise SettingsError(_unknown(name, by_name))
             try:
-                values[item.name] = _converted(name, item.metadata["parse"](text))
+                parse = item.metadata["parse"]
+                value = parse(text)
+                values[item.name] = parse(str(value * _unit(name))) if _unit(name) > 1 and value > 0 else value
             except ValueError as error:
                 raise SettingsError(f"{name} cannot be {text.strip()!r}: {error}.") from None
         settings = cls(**values)  # type: ignore[arg-type]
@@ -670,11 +672,6 @@ _ASCENDING = (
 
 def _unit(name: str) -> int:
     return OLDER[name].unit if name in OLDER else 1
-
-
-def _converted(name: str, value: object) -> object:
-    unit = _unit(name)
-    return value * unit if isinstance(value, int) and value > 0 and unit > 1 else value
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -16,11 +16,11 @@ import pytest
 from anabranch.machines.controller import nodes
 from anabranch.machines.controller.nodes import PartitionNode
 from anabranch.runtime.disk import Disk
-from anabranch.server.cluster.repair import MetadataLostError, check_metadata_file, plan_repair
+from anabranch.server.cluster.repair import MetadataLostError, check_metadata, check_metadata_file, plan_repair
 from anabranch.storage.directory import METADATA_COPY_FILE, METADATA_FILE, UNKNOWN_DIRECTORY, DataDirectory
 from anabranch.storage.interface import Delete
 from anabranch.storage.metadata.embedded import EmbeddedMetadataStore
-from anabranch.storage.metadata.table import read_tree, write_tree
+from anabranch.storage.metadata.table import ROOT, read_tree, write_tree
 
 FRAME_SIZE = 24 + 4096
 
@@ -430,4 +430,64 @@ def test_metadata_that_is_older_than_its_copy_is_refused_as_it_is_and_restored(t
     directory = DataDirectory(data, Disk())
     check_metadata_file(directory)
     directory.release()
+    assert repair(data, Disk()) == []
+
+
+def test_an_older_one_is_not_refused_for_a_damaged_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A repair would not restore it from that, nor anything else: no start was possible."""
+    asyncio.run(older(tmp_path))
+    copy = tmp_path / "data" / METADATA_COPY_FILE
+    with closing(sqlite3.connect(copy)) as database:
+        database.execute("UPDATE node SET data = 'x' WHERE path = ?", (nodes.CONTROLLER_EPOCH,))
+        database.commit()
+    directory = DataDirectory(tmp_path / "data", Disk())
+    check_metadata_file(directory)
+    directory.release()
+    assert "the copy of the metadata is damaged, and made anew" in caplog.text
+
+
+def test_an_older_one_with_a_write_ahead_log_is_refused_too(tmp_path: Path) -> None:
+    """As in a directory that was copied while its broker ran; once the log was checkpointed, it was refused anyway."""
+
+    async def story() -> None:
+        async with living(tmp_path) as store:
+            await make_topic(store, "b")
+            await store.set(nodes.CONTROLLER_EPOCH, b"4")
+            older = [
+                (name, (tmp_path / "live" / name).read_bytes()) for name in (METADATA_FILE, f"{METADATA_FILE}-wal")
+            ]
+            await store.set(nodes.PRODUCER_IDS, b"2000")
+            await store.copy_to(tmp_path / "live" / METADATA_COPY_FILE)
+        for name, data in older:
+            (tmp_path / "data" / name).write_bytes(data)
+        (tmp_path / "data" / f"{METADATA_FILE}-shm").unlink()
+        directory = DataDirectory(tmp_path / "data", Disk())
+        check_metadata_file(directory)
+        store = await EmbeddedMetadataStore.open(tmp_path / "data" / METADATA_FILE)
+        with pytest.raises(MetadataLostError, match=r"has seen \d+ changes, .*: it is an older copy"):
+            await check_metadata(directory, store)
+        await store.close()
+        directory.release()
+
+    asyncio.run(story())
+
+
+def test_metadata_that_counts_no_changes_is_not_behind_a_copy_with_a_topic_that_was_deleted(tmp_path: Path) -> None:
+    """Of a version before the counts: a repair put the copy in its place, and moved the log of a new topic away."""
+
+    async def story() -> None:
+        async with living(tmp_path) as store:
+            await store.set(nodes.CONTROLLER_EPOCH, b"4")
+            await store.delete(nodes.partition_path("a", 0))
+            await make_topic(store, "b")
+
+    asyncio.run(story())
+    data = tmp_path / "data"
+    (data / "a-0").rmdir()
+    for name in (METADATA_FILE, METADATA_COPY_FILE):
+        found = read_tree(data / name)
+        assert found is not None
+        for suffix in ("-wal", "-shm"):
+            (data / f"{name}{suffix}").unlink(missing_ok=True)
+        write_tree(data / name, [row._replace(version=0) if row.path == ROOT else row for row in found.sound.values()])
     assert repair(data, Disk()) == []

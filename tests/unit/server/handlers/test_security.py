@@ -7,10 +7,22 @@ from typing import Any, cast
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData
 from anabranch.protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from anabranch.protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from anabranch.server.context import PARTITIONS_AT_A_TIME, Large
+from anabranch.server.handlers.quotas import handle_alter_client_quotas
 from anabranch.server.handlers.security import handle_create_acls, handle_delete_acls
+
+
+def quotas(count: int) -> tuple[Any, str]:
+    entity = [EntityData(entity_type="user", entity_name="a") for _ in range(count - 1)]
+    request = AlterClientQuotasRequest(entries=[EntryData(entity=entity)])
+    return handle_alter_client_quotas(cast(Any, None), request, cast(Any, None)), "entries"
+
+
+def test_what_is_long_within_an_entry_is_told_from_a_thread_too() -> None:
+    assert [isinstance(quotas(count)[0], Large) for count in (3, 20_000)] == [False, True]
 
 
 def created(count: int) -> tuple[Any, str]:
