@@ -75,6 +75,9 @@ class DataDirectory:
         self._noting = threading.Lock()
         self._read: set[str] | None = set()
         """Those that were opened since this start; None once all others are known, or if nothing was lost before it."""
+        self._seen: set[str] | None = None
+        """While the logs are opened at a start: what is in the directory, and what was opened since. Most partitions
+        may have no log yet, and to ask the disk for each takes as long as all else about it."""
         self._spent = False
         """Whether the reserve was given up since this start."""
         self._reserving = threading.Lock()
@@ -144,6 +147,7 @@ class DataDirectory:
 
         Those that were not opened, or could not be, are noted, too. Blocks; OSError.
         """
+        self._seen = None
         if self._boot is not None and self._read is not None:
             self._unread = {name for log in self.logs() if "\n" not in (name := str(log))} - self._read
             self._note_boot(self._boot)
@@ -283,9 +287,11 @@ class DataDirectory:
     ) -> LocalLog:
         """Open a partition's log, as `LocalLog.open`; its checkpoints are kept here, with everyone's."""
         name = str(partition)
-        note_is_damaged = check_finding(self._disk, self.log_path(partition))
+        path = self.log_path(partition)
+        is_there = self._may_be_there(name) and self._disk.exists(path)
+        note_is_damaged = is_there and check_finding(self._disk, path)
         log = LocalLog.open(
-            self.log_path(partition),
+            path,
             config,
             disk=self._disk,
             start_offset=start_offset,
@@ -293,11 +299,19 @@ class DataDirectory:
             checkpoints=self.checkpoints,
             commits=commits,
             power_lost=self._has_lost_power(name),
+            exists=is_there,
         )
         if note_is_damaged:
             check_all(log)
         self._are_read([name])
         return log
+
+    def _may_be_there(self, name: str) -> bool:
+        seen = self._seen
+        if seen is None or name in seen:
+            return True
+        seen.add(name)
+        return False
 
     def has_log(self, partition: TopicPartition) -> bool:
         """Whether a partition has a log here."""
@@ -368,8 +382,9 @@ class DataDirectory:
             self._disk.remove_tree(path)
 
     def began(self) -> None:
-        """Take the mark of a clean stop away, before the first append."""
+        """Take the mark of a clean stop away, before the first append; the logs are opened from now on."""
         self._disk.unlink(self.path / CLEAN_STOP_FILE)
+        self._seen = set(self._disk.names(self.path))
 
     def stopped(self) -> None:
         """Save the checkpoints and, as all logs are closed, leave the mark of a clean stop. Blocks; OSError."""

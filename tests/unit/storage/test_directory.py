@@ -286,3 +286,32 @@ def test_a_log_that_is_started_behind_what_was_noted_as_synced_opens(tmp_path: P
     log = directory.open_log(TOPIC, config)
     assert (log.log_start, log.end) == (first, end)
     directory.release()
+
+
+def test_while_logs_are_opened_at_a_start_the_disk_is_asked_for_those_that_may_be_there(tmp_path: Path) -> None:
+    class Asked(Disk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.paths: list[Path] = []
+
+        def exists(self, path: Path) -> bool:
+            self.paths.append(path)
+            return super().exists(path)
+
+    disk = Asked()
+    directory = DataDirectory(tmp_path, disk)
+    directory.began()
+    names = [TopicPartition("t", number) for number in range(50)]
+    logs = [directory.open_log(name, LogConfig()) for name in names]
+    assert not [path for path in disk.paths if path.name.startswith("t-")]
+    logs[0].append(make_batch(1), 0, 0)
+    logs[0].flush()
+    logs[0].close()
+    assert directory.open_log(names[0], LogConfig()).end == 1, "it was made since"
+    directory.remove_log(names[0])
+    assert directory.open_log(names[0], LogConfig()).end == 0
+    directory.recovered()
+    disk.paths.clear()
+    directory.open_log(names[1], LogConfig())
+    assert tmp_path / str(names[1]) in disk.paths
+    directory.release()

@@ -97,15 +97,17 @@ class LocalLog:
         checkpoints: Checkpoints | None = None,
         commits: GroupCommit | None = None,
         power_lost: bool = False,
+        exists: bool | None = None,
     ) -> LocalLog:
         """Open the log in `directory` and recover it; a new log has none until something is written.
 
         A new log starts at `start_offset`: a partition that is created again goes on where its earlier life stopped.
         `visit` sees the header of every batch that recovery checks, in order. Without the `checkpoints` of a directory
         of logs it keeps its own; without `commits`, which make logs durable together, it cannot be asked to `commit`.
-        `power_lost`: as the machine was restarted, unsynced bytes may be missing in any order. Raises OfflineLogError.
+        `power_lost`: unsynced bytes may be missing in any order. `exists`: whether `directory` does. OfflineLogError.
         """
         log = cls(directory, config, disk, checkpoints, commits)
+        log._home.exists = disk.exists(directory) if exists is None else exists
         log._load(start_offset, visit or (lambda header: None), power_lost=power_lost)
         return log
 
@@ -115,7 +117,6 @@ class LocalLog:
         except CheckpointError as error:
             raise OfflineLogError(str(error)) from error
         point = known.recovery_point
-        self._home.exists = self._disk.exists(self.directory)
         if not self._home.exists and known == NOTHING_KNOWN:  # Nothing was ever written.
             self.log_start = self.end = self.flushed = start_offset
             self._add_segment()
@@ -257,8 +258,7 @@ class LocalLog:
         return tuple.__new__(Appended, (base, end - 1))  # At half the cost of `Appended(...)`.
 
     def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
-        segments = self._segments
-        return self._roll() if segments.are_over(size, end, now_ms, self._config) else segments[-1]
+        return self._roll() if self._segments.are_over(size, end, now_ms, self._config) else self._segments[-1]
 
     def _roll(self) -> Segment:
         self._segments[-1].cut_leftover()
