@@ -44,6 +44,7 @@ from anabranch.machines.controller.topics import decide_stop_replica_answered
 from anabranch.machines.outcome import SetTimer
 from anabranch.runtime.clock import Clock, SteadyTime
 from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.freeing import free_one_by_one
 from anabranch.runtime.timers import Timers
 from anabranch.runtime.turns import in_turns
 from anabranch.server.cluster.feed import everything, update_after
@@ -473,7 +474,7 @@ def _idle(state: ControllerState, name: str) -> bool:
 def _clear_apart(spent: list[Any]) -> None:
     """Clear a list in a thread; at the end of the loop, which takes no more work, here."""
     with suppress(RuntimeError):
-        asyncio.get_running_loop().run_in_executor(None, spent.clear)
+        asyncio.get_running_loop().run_in_executor(None, free_one_by_one, spent)
 
 
 def _log_failure(step: asyncio.Task[Any]) -> None:

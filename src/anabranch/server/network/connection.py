@@ -38,6 +38,7 @@ from anabranch.protocol.frames import (
 )
 from anabranch.protocol.registry import API
 from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.freeing import free_one_by_one
 from anabranch.runtime.loop_steps import LoopSteps, timed
 from anabranch.runtime.metrics import Counter, Histogram, Metrics
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
@@ -263,7 +264,7 @@ class Connection:
             finally:
                 self._apart = False
                 self._go_on()
-                free(requests.clear, 0 if room.cancelled() else size)
+                free(partial(free_one_by_one, requests), 0 if room.cancelled() else size)
 
         def release() -> None:
             free(partial(_empty, requests), size)
@@ -579,7 +580,9 @@ def _empty(requests: list[Any]) -> None:
     """Free what a request holds, whoever holds the request."""
     request = requests.pop()
     for name in type(request).__slots__:
+        requests.append(getattr(request, name))
         delattr(request, name)
+    free_one_by_one(requests)
 
 
 def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
