@@ -675,7 +675,7 @@ RELIABILITY = (
     _seen(
         "a slow step of a request that is handled in a task does not name the API",
         f"{NAMED}[CreateTopics-0.6]",
-        Edit(CONNECTION, "self._service.steps.named(work, coroutine)", "coroutine"),
+        Edit(CONNECTION, "create_task(self._service.steps.named(work, coroutine))", "create_task(coroutine)"),
     ),
     _seen(
         "a broker whose lock file was removed lets a second one in",
@@ -698,7 +698,7 @@ RELIABILITY = (
         Edit(
             REPLICAS,
             "            except Exception as error:  # Also a defect, which concerns this partition alone.\n",
-            "            except OSError as error:\n",
+            "            except OSError as error:  # Which concerns this partition alone.\n",
         ),
     ),
     _seen(

@@ -14,6 +14,7 @@ import pytest
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.outcome import Outcome, SetTimer
 from anabranch.runtime.clock import Clock
+from anabranch.runtime.disk import File
 from anabranch.server.coordinators.record_codec import RecordCodec
 from anabranch.server.coordinators.replay import Held, Replay
 from anabranch.server.coordinators.shard import ON_LOOP_MAX
@@ -365,8 +366,18 @@ def test_an_error_about_a_machine_that_was_dropped_meanwhile_does_not_stop_the_n
     play(World(tmp_path), story)
 
 
-def test_a_marker_is_not_said_to_be_written_when_the_shard_fails_before_it_is_durable(tmp_path: Path) -> None:
+def test_a_marker_is_not_said_to_be_written_when_the_shard_fails_before_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, may_sync = File.sync, threading.Event()
+
+    def later(file: File) -> None:
+        assert may_sync.wait(10)
+        sync(file)
+
     async def story(world: World, apart: Apart, reply: Any) -> None:
+        monkeypatch.setattr(File, "sync", later)
+
         def marked(toy: Toy, producer_id: int, now_ms: int) -> Outcome[None, Pair]:
             asyncio.get_running_loop().call_soon(world.shard._fail, "a test", OSError(0, "of failures"))
             return Outcome(None)
@@ -375,8 +386,11 @@ def test_a_marker_is_not_said_to_be_written_when_the_shard_fails_before_it_is_du
         ended = asyncio.ensure_future(world.shard.end_transaction(7, 0, committed=True, coordinator_epoch=1))
         await asyncio.sleep(0)
         apart.may_end.set()
-        with pytest.raises(ApiError) as error:
-            await asyncio.wait_for(ended, 5)
+        try:
+            with pytest.raises(ApiError) as error:
+                await asyncio.wait_for(ended, 5)
+        finally:
+            may_sync.set()
         assert refused_with(error) is ErrorCode.COORDINATOR_NOT_AVAILABLE
         await asyncio.wait_for(asyncio.gather(reply, return_exceptions=True), 5)
 

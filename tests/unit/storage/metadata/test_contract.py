@@ -121,6 +121,9 @@ def test_which_of_many_paths_exist_is_one_question(play: Play) -> None:
         await store.ensure('/a/it\'s "b" €')
         assert await store.existing(["/a", "/a/c", '/a/it\'s "b" €', "/"]) == {"/a", '/a/it\'s "b" €', "/"}
         assert await store.existing([]) == frozenset()
+        many = [f"/a/{number}" for number in range(5_000)]
+        await store.multi([Create(path) for path in many[::2]])
+        assert await store.existing(many) == {*many[::2]}
         assert (await store.exists("/a"), await store.exists("/b")) == (True, False)
 
     play(story)
