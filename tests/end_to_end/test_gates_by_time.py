@@ -260,7 +260,7 @@ def test_the_time_of_a_classic_owner_begins_when_its_generation_is_handed_out(
         group.join(process="heir")
         it.until(lambda: owner.assignments > before, "the rebalance is not over")
         it.until_owned(group, [0, 1])
-        assert owner is group.owner(0)
+        assert owner is group.owner(0), [(it.name, sorted(it.owned), it.assignments) for it in group.members]
         it.keeps(lambda: not group.handed_from[1], "the time of the rebalance counted", 3.0)
         it.finish(60)
         assert group.edge.moves == 1
