@@ -15,7 +15,8 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.forking import ROOT, Forked, start
+
 START_TIMEOUT_S = 30.0
 
 SLOW_STEP = "slow step on the event loop"
@@ -42,7 +43,7 @@ class BrokerProcess:
         self.metrics_port = 0
         self.lines: list[dict[str, Any]] = []
         self.start_seconds = 0.0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | Forked | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()
 
@@ -52,15 +53,8 @@ class BrokerProcess:
         self._ready.clear()
         self.lines = []
         began = time.monotonic()
-        limit = [] if self.descriptors_max is None else ["prlimit", f"--nofile={self.descriptors_max}"]
-        self._process = subprocess.Popen(
-            [*limit, sys.executable, "-m", "anabranch.cli", "serve", "--data", str(self.data), *given],
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", *self.import_paths)))},
-        )
+        arguments = ["serve", "--data", str(self.data), *given]
+        self._process = self._alone(arguments) if self.import_paths else start(arguments, self.descriptors_max)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         if expect_ready:
@@ -70,7 +64,18 @@ class BrokerProcess:
             self.start_seconds = time.monotonic() - began
         return self
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _alone(self, arguments: list[str]) -> subprocess.Popen[str]:
+        """Start it as users do, for what it imports at its start."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "anabranch.cli", *arguments],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", *self.import_paths)))},
+        )
+
+    def _read(self, process: subprocess.Popen[str] | Forked) -> None:
         assert process.stderr is not None
         for raw in process.stderr:
             try:
