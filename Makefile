@@ -1,6 +1,6 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
-PYTEST ?= -n 4 --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST ?= -n 7 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready

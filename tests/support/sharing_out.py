@@ -1,9 +1,8 @@
-"""The distribution of test files to workers when there are four or more: all but the first three work beside these.
+"""The distribution of test files to workers when there are six or more: all but the first five work beside these.
 
-Tests of brokers spend half of their time waiting, and some measure time. Two at once leave a third of two cores idle;
-three leave little, and what measures time measures the processor's. The other workers take tests that only compute, at
-the lowest priority: this uses the idle time and delays none of the first three. Workers without files of their own take
-from the others'.
+Tests of brokers spend most of their time waiting: four at once leave two thirds of two cores idle, five a half. What
+measures time measures the processor's. The other workers take tests that only compute, at the lowest priority: this
+uses the idle time and delays none of the first five. Workers without files of their own take from the others'.
 
 Spark, and the clients of all libraries, take long to start, and live as long as the worker: each is started by one.
 """
@@ -17,7 +16,11 @@ from xdist.workermanage import WorkerController
 
 COMPUTING = ("tests/unit/", "tests/properties/", "tests/simulation/")
 """Where the tests are that start no servers, or as good as none."""
-FIRST = {"gw0": "tests/spark/", "gw1": "tests/conformance/", "gw2": "tests/end_to_end/"}
+FIRST = {
+    "gw0": "tests/spark/",
+    "gw1": "tests/conformance/",
+    **dict.fromkeys(("gw2", "gw3", "gw4"), "tests/end_to_end/"),
+}
 """The workers that take tests with servers, and where those are that each begins with."""
 WORKERS_MIN = len(FIRST) + 1
 
