@@ -13,7 +13,8 @@ in use, as that of partitions, is no growth: so much cannot be garbage.
 The thresholds count objects made less objects freed, whichever these are. So where a thread frees what a large request
 took, or new values take the place of old ones, nothing is collected, and 200,000 young objects come to wait: 10 ms to
 look at, once in each generation. So the young ones are looked at in short intervals, too, and those that have survived
-are set aside as soon as looking at them has taken a millisecond.
+are set aside as soon as looking at them has taken a millisecond. A list of 100,000 partitions is one object, and to
+look at it is to look at each of them, for 10 ms or more: where one is among the young, all are set aside unseen.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 from time import monotonic, perf_counter, process_time
 from typing import Any
 
@@ -31,6 +34,11 @@ THRESHOLDS = (500, 10, 1)
 LOOK_INTERVAL_S = 2.0
 YOUNG_INTERVAL_S = 0.05
 """How long young objects wait until they are looked at: for 1 or 2 ms, those that a busy loop makes meanwhile."""
+LARGE_BYTES = 1 << 16
+"""How large a young object is that is not looked at: a list of 8,000 others, which takes half a millisecond."""
+YOUNG_SIZED = 2_000
+"""How many young objects are asked how large they are: for a third of a millisecond."""
+_FIRST = itemgetter(slice(YOUNG_SIZED))
 LOOKED_MAX_S = 0.001
 """How long young objects are looked at before those that survive are set aside: it may take as long again each time."""
 QUIET_LOAD_MAX = 0.02
@@ -55,6 +63,8 @@ class Collector:
         self._looked_s = 0.0
         """How long objects that may still be looked at again were looked at."""
         self._began_s = 0.0
+        self._complete = False
+        """Whether all objects are being looked at, large ones, too."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -94,8 +104,10 @@ class Collector:
             self._due_since = now_s
         beside_clients = self._due_since is not None and (quiet or now_s - self._due_since >= WAIT_MAX_S)
         if beside_clients or (alone and quiet and growth > GROWTH):
+            self._complete = True
             gc.unfreeze()
             gc.collect()
+            self._complete = False
             self._settle()
             self.completed += 1
 
@@ -107,6 +119,8 @@ class Collector:
     def _on_collection(self, phase: str, info: Mapping[str, Any]) -> None:
         """Set survivors aside; of two collections one ends before the other begins, whichever threads they are in."""
         if phase == "start":
+            if not self._complete and largest_young() > LARGE_BYTES:
+                gc.freeze()
             self._began_s = perf_counter()
             return
         self._looked_s += perf_counter() - self._began_s
@@ -122,6 +136,17 @@ class Collector:
 def look_at_young() -> None:
     """Look at the young objects in this thread: the loop need not look at those that work in a thread has left."""
     gc.collect(YOUNGEST)
+
+
+def largest_young() -> int:
+    """The size of the largest of the young objects, in bytes; of the first 2,000, if there are more.
+
+    In one call from the interpreter's view: no other thread runs while they are held, which may be about to ask whether
+    it holds one alone, as when a tuple is made from an iterator. They are read to the end: the iterators are young
+    objects, too, and what holds them would be held by one of them.
+    """
+    young = map(_FIRST, map(gc.get_objects, (YOUNGEST,)))
+    return max(map(sys.getsizeof, chain.from_iterable(young)), default=0)
 
 
 @contextmanager

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from anabranch.runtime.collector import OLDEST, THRESHOLDS, WAIT_MAX_S, YOUNGEST, Collector, collector_paused
+from anabranch.runtime.collector import (
+    LARGE_BYTES,
+    OLDEST,
+    THRESHOLDS,
+    WAIT_MAX_S,
+    YOUNG_SIZED,
+    YOUNGEST,
+    Collector,
+    collector_paused,
+    largest_young,
+)
 
 BLOCKS = 200_000
 """Of memory, in a small process."""
@@ -131,6 +141,39 @@ def test_survivors_that_took_long_to_look_at_are_not_looked_at_again(
     kept = [Node() for _ in range(400)]
     gc.collect(YOUNGEST)
     assert (len(gc.get_objects(1)) < len(kept)) is set_aside
+
+
+@pytest.mark.parametrize(("count", "seen"), [(100, True), (20_000, False)])
+def test_a_large_young_object_is_set_aside_unseen(collector: Collector, count: int, seen: bool) -> None:
+    gc.collect()
+    looked_at: list[bool] = []
+
+    def note(phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            looked_at.append(any(it is many for it in gc.get_objects(YOUNGEST)))
+
+    gc.callbacks.append(note)
+    try:
+        many = [collector] * count
+        gc.collect(YOUNGEST)
+    finally:
+        gc.callbacks.remove(note)
+    assert looked_at == [seen]
+
+
+def test_the_first_of_the_young_are_sized(collector: Collector) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        large = [collector] * 20_000
+        others = [Node() for _ in range(3 * YOUNG_SIZED)]
+        with_it, size = largest_young(), sys.getsizeof(large)
+        del large
+        without = largest_young()
+    finally:
+        gc.enable()
+    assert with_it == size > LARGE_BYTES > without
+    assert others
 
 
 def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_when_nobody_waits(
