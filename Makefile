@@ -1,6 +1,6 @@
 # Set-up is part of every target: `make demo` and `make test` each work alone on a fresh clone.
 PYTHON ?= python3.11
-PYTEST ?= -n 7 --dist loadfile --no-loadscope-reorder --durations=20
+PYTEST ?= -n 6 --dist loadfile --no-loadscope-reorder --durations=20
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
@@ -8,7 +8,7 @@ PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 export PYTHONPATH := src:.
 unexport PYTHONDONTWRITEBYTECODE  # hundreds of processes are started, and compiling takes longer than starting
 
-.PHONY: demo test checked conformance lint types layers kernels peers unit simulate soak fuzz crash lock bench clean help setup
+.PHONY: demo test checked collected conformance lint types layers kernels peers unit simulate soak fuzz crash lock bench clean help setup
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -35,7 +35,7 @@ demo: $(READY) java  ## the main job, on real data: 336,776 flights through a to
 test: $(READY) java  ## every test
 	@$(MAKE) --no-print-directory --jobs=3 checked types peers
 
-checked: lint layers kernels
+checked: lint layers kernels collected
 	@$(MAKE) --no-print-directory unit
 
 lint: $(READY)
@@ -55,6 +55,9 @@ kernels: $(READY)
 peers: $(READY)
 	@$(BIN)/python -m tests.support.peers
 
+collected: $(READY)  # compiles the tests once: workers that begin together would each do all of it
+	@$(BIN)/pytest --collect-only -qq >/dev/null
+
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)
 
@@ -64,7 +67,7 @@ simulate: $(READY)  ## 10,000 simulated groups, each with its own faults, as man
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),4000) --first $(or $(TRANSACTIONS),3000000) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.groups --seeds $(or $(SEEDS),4000) --first $(or $(COMPACTED),4000000) --jobs $(or $(JOBS),2)
 	$(BIN)/python -m tests.simulation.controller --seeds 500 --first $(or $(FIRST),0) --fresh $(or $(FRESH),500) --jobs $(or $(JOBS),2)
-	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties $$(grep -rl --include='*.py' 'import thorough' tests/simulation tests/unit)
+	ANABRANCH_THOROUGH=1 $(BIN)/pytest $(PYTEST) tests/properties $$(grep -ril --include='*.py' 'import thorough' tests/simulation tests/unit)
 	$(BIN)/python -m tests.mutations
 
 soak: $(READY)  ## groups of ours and of stock clients through 100 resizes, with members and brokers killed: make soak MINUTES=30

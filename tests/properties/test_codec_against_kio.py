@@ -23,9 +23,10 @@ from tests.support.messages import (
     without_ours,
     written_by_kio,
 )
+from tests.support.thorough import thorough
 
 BRIEF = settings(
-    max_examples=5,
+    max_examples=thorough(20, 3),
     deadline=None,
     derandomize=True,
     database=None,

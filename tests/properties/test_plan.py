@@ -31,7 +31,7 @@ from anabranch.spark.plan import (
 from tests.properties.recursive_gates import direct_parent_rule
 from tests.support.thorough import thorough
 
-HISTORIES = thorough(2_000, 800)
+HISTORIES = thorough(2_000, 500)
 TOPIC = "t"
 
 

@@ -42,8 +42,9 @@ from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from tests.simulation.virtual_time import VirtualClock, VirtualLoop, VirtualSyncs, run, running_loop
 from tests.support.disks import FaultyDisk
+from tests.support.thorough import thorough
 
-HISTORIES = 60
+HISTORIES = thorough(60, 40)
 STEPS = 1_200
 TIMEOUT_MS = 4_000
 REQUEST_TIMEOUT_MS = 400

@@ -1,8 +1,8 @@
-"""The distribution of test files to workers when there are six or more: all but the first five work beside these.
+"""The distribution of test files to workers when there are five or more: all but the first four work beside these.
 
-Tests of brokers spend most of their time waiting: four at once leave two thirds of two cores idle, five a half. What
-measures time measures the processor's. The other workers take tests that only compute, at the lowest priority: this
-uses the idle time and delays none of the first five. Workers without files of their own take from the others'.
+Tests of brokers spend most of their time waiting: four at once leave two thirds of two cores idle. What measures time
+measures the processor's. The other workers take tests that only compute, at the lowest priority: this uses the idle
+time and delays none of the first four. Workers without files of their own take from the others'.
 
 Spark, and the clients of all libraries, take long to start, and live as long as the worker: each is started by one.
 """
@@ -19,7 +19,7 @@ COMPUTING = ("tests/unit/", "tests/properties/", "tests/simulation/")
 FIRST = {
     "gw0": "tests/spark/",
     "gw1": "tests/conformance/",
-    **dict.fromkeys(("gw2", "gw3", "gw4"), "tests/end_to_end/"),
+    **dict.fromkeys(("gw2", "gw3"), "tests/end_to_end/"),
 }
 """The workers that take tests with servers, and where those are that each begins with."""
 WORKERS_MIN = len(FIRST) + 1

@@ -14,6 +14,7 @@ from anabranch.records.arrow.warm import warm
 from anabranch.records.kernels.decode import decode_records
 from anabranch.records.kernels.encode import encode_batches
 from tests.support.records import RECORDS
+from tests.support.thorough import THOROUGH
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,6 +27,7 @@ def test_kernels_are_not_compiled_when_they_are_imported() -> None:
     assert all(len(kernel.signatures) == 1 for kernel in (decode_records, encode_batches))
 
 
+@pytest.mark.skipif(not THOROUGH, reason="all kernels are compiled for half a minute: make simulate")
 def test_any_processor_reads_and_writes_the_same() -> None:
     code = """
 from anabranch.records.kernels import crc32c, memory
