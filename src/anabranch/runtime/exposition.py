@@ -61,7 +61,10 @@ class LoopCollector(Collector):
         try:
             families = future.result(TIMEOUT_S)
         finally:
-            future.cancel()
+            if self._loop.is_closed():
+                reading.close()  # It will never begin.
+            else:
+                future.cancel()
         yield from map(metric_of, families)
 
 

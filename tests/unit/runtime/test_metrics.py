@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import socket
 import subprocess
@@ -439,6 +440,18 @@ def test_a_loop_that_gives_no_values_is_answered_503(monkeypatch: pytest.MonkeyP
             assert refused.value.status == 503
 
     serving(metrics, use)
+
+
+def test_a_loop_that_is_closed_before_it_reads_the_values_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(exposition, "TIMEOUT_S", 0.1)
+    loop = asyncio.new_event_loop()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *_: loop.close())  # What it was given, it does not do.
+    with pytest.raises(TimeoutError):
+        list(LoopCollector(Metrics(), loop).collect())
+    gc.collect()
+    assert not caplog.records
 
 
 def test_a_taken_port_is_an_oserror_and_nothing_is_left_open() -> None:
