@@ -24,7 +24,7 @@ from tests.properties.test_lineage import Topic, first_deliveries, grown_topic
 from tests.support.delivery import Delivery
 from tests.support.thorough import thorough
 
-HISTORIES = thorough(3_000, 1_200)
+HISTORIES = thorough(3_000, 800)
 CLASS_BITS = 5
 """Enough for all placements of `grown_topic`: at most eight partitions in a family."""
 CLASSES = 1 << CLASS_BITS
@@ -63,7 +63,7 @@ def open_by_definition(
 @pytest.mark.parametrize("block", range(2))
 def test_a_gate_is_open_exactly_if_no_key_has_an_unread_past_elsewhere(block: int) -> None:
     closed = opened = 0
-    for seed in range(block * 1_000, block * 1_000 + thorough(1_000, 250)):
+    for seed in range(block * 1_000, block * 1_000 + thorough(1_000, 160)):
         chance = random.Random(seed)
         topic = grown_topic(chance)
         lineage = topic.lineage()

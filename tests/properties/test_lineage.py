@@ -25,7 +25,7 @@ from tests.support.thorough import thorough
 Rule = Callable[[Lineage, Mapping[int, int]], Callable[[int, int], bool]]
 """For a lineage and a reader's positions: whether (partition, layout) may be delivered."""
 
-HISTORIES = thorough(20_000, 8_000)
+HISTORIES = thorough(20_000, 4_000)
 """Of up to 60 steps each; with the direct-parent rule about one in twenty breaks, with ours none may."""
 
 

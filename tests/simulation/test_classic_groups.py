@@ -15,8 +15,9 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.groups.classic import ClassicSettings, ClassicState
 from anabranch.protocol.messages.leave_group import MemberIdentity
 from tests.support.classic_groups import Call, GroupWorld
+from tests.support.thorough import thorough
 
-HISTORIES = 100
+HISTORIES = thorough(100, 60)
 STEPS = 250
 VERSIONS = {3: 2, 5: 3, 8: 4, 9: 5}
 """Of JoinGroup, and of SyncGroup at the time."""

@@ -14,7 +14,7 @@ from tests.simulation.groups_rules import Rules
 from tests.support.application_edge import OrderError
 from tests.support.thorough import thorough
 
-SEEDS = thorough(200, 16)
+SEEDS = thorough(200, 12)
 GROWING: dict[str, Any] = {
     "stock_groups": 1.0,
     "classic": 0.0,

@@ -16,9 +16,10 @@ from anabranch.storage.log.log import Flush, LocalLog
 from tests.support.batches import make_batch
 from tests.support.disks import FaultyDisk
 from tests.support.dropped import remove_some
+from tests.support.thorough import thorough
 
 DATA = Path("/data")
-HISTORIES = 1_200
+HISTORIES = thorough(1_200, 800)
 BLOCKS = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 
@@ -42,7 +43,10 @@ KERNELS = "records/kernels/"
 MODULES = {path.relative_to(SOURCES).as_posix(): path for path in SOURCES.rglob("*.py")}
 
 
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Each module as it is parsed: for two seconds, which no worker takes to find out which tests there are."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 def long_functions(tree: ast.Module) -> list[str]:
@@ -56,7 +60,7 @@ def test_no_file_is_long_but_a_kernel_and_the_table_of_settings() -> None:
 
 
 def test_no_function_is_long_but_kernels() -> None:
-    long = {name: found for name, tree in TREES.items() if (found := long_functions(tree))}
+    long = {name: found for name, tree in trees().items() if (found := long_functions(tree))}
     assert {name for name in long if not name.startswith(KERNELS)} == set(), long
 
 
@@ -67,7 +71,7 @@ def test_the_server_has_few_rooms() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert [name for name, tree in TREES.items() if not ast.get_docstring(tree)] == []
+    assert [name for name, tree in trees().items() if not ast.get_docstring(tree)] == []
 
 
 def test_every_decision_is_in_the_index_under_a_number_of_its_own() -> None:
