@@ -104,10 +104,14 @@ class Collector:
             self._due_since = now_s
         beside_clients = self._due_since is not None and (quiet or now_s - self._due_since >= WAIT_MAX_S)
         if beside_clients or (alone and quiet and growth > GROWTH):
+            before = _complete_collections()
             self._complete = True
             gc.unfreeze()
             gc.collect()
             self._complete = False
+            if _complete_collections() == before:  # Another thread was collecting: it is tried again at the next look.
+                gc.freeze()
+                return
             self._settle()
             self.completed += 1
 
@@ -124,13 +128,18 @@ class Collector:
             self._began_s = perf_counter()
             return
         self._looked_s += perf_counter() - self._began_s
-        if info["generation"] == OLDEST or self._looked_s > LOOKED_MAX_S:
+        if not self._complete and (info["generation"] == OLDEST or self._looked_s > LOOKED_MAX_S):
             gc.freeze()
             self._looked_s = 0.0
 
     def _blocks(self) -> int:
         """Blocks of memory in use, without those known."""
         return max(1, sys.getallocatedblocks() - self._known())
+
+
+def _complete_collections() -> int:
+    """How many collections of the oldest generation there were."""
+    return int(gc.get_stats()[OLDEST]["collections"])
 
 
 def look_at_young() -> None:

@@ -199,6 +199,25 @@ def test_cycles_that_become_garbage_after_they_were_set_aside_are_found_when_nob
     del grown
 
 
+def test_a_collection_that_did_not_take_place_beside_that_of_another_thread_is_made_up_for(
+    collector: Collector,
+) -> None:
+    grown = _grown(8)
+
+    def look(phase: str, info: Mapping[str, int]) -> None:
+        collector.look(1.0, quiet=True, alone=True)
+
+    gc.callbacks.append(look)
+    try:
+        gc.collect(YOUNGEST)  # Meanwhile none begins, in whichever thread.
+    finally:
+        gc.callbacks.remove(look)
+    assert not collector.completed
+    collector.look(2.0, quiet=True, alone=True)
+    assert collector.completed == 1
+    del grown
+
+
 def test_clients_are_kept_waiting_only_after_memory_has_grown_eightfold(collector: Collector) -> None:
     grown = _grown(8)
     collector.look(10.0, quiet=False, alone=False)
