@@ -128,7 +128,7 @@ class Memory:
         found["put8"] = self._writer(1, big=False)
         for size in (32, 64):
             found[f"copy_{size}"] = lambda to, at, size=size: self.write(to, self.read(at, size))
-        found["prefetch_to_read_later"] = lambda at: None
+        found["prefetch_to_read_later"] = found["prefetch_to_write"] = lambda at: None
         found["reverse_bits"] = lambda value: int(f"{value & MASK_64:064b}"[::-1], 2)
         found["trailing_zeros"] = lambda value: (value & -value & MASK_64 or 1 << 64).bit_length() - 1
         found["murmur2"] = lambda at, size: hashing.murmur2(self.read(at, size))

@@ -1,4 +1,4 @@
-"""Memory that ends at a guard page: an access beyond the end crashes the process at once (SIGSEGV)."""
+"""Memory that ends, or begins, at a guard page: an access beyond it crashes the process at once (SIGSEGV)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ def fenced(size: int) -> NDArray[np.uint8]:
     """Return `size` bytes of 0xA5, the last of which is the last of a page, before one that must not be touched."""
     pages = -(-size // mmap.PAGESIZE)
     memory = np.frombuffer(mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE), np.uint8)
-    fence = ctypes.c_void_p(memory.ctypes.data + pages * mmap.PAGESIZE)
-    if _libc.mprotect(fence, ctypes.c_size_t(mmap.PAGESIZE), _PROT_NONE):
-        raise OSError(ctypes.get_errno(), "mprotect")
+    _guard(memory.ctypes.data + pages * mmap.PAGESIZE)
     lent = memory[pages * mmap.PAGESIZE - size : pages * mmap.PAGESIZE]
     lent.fill(0xA5)
     return lent
@@ -31,6 +29,20 @@ def fenced_copy(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
     copy = fenced(len(data))
     copy[:] = np.frombuffer(data, np.uint8)
     return copy
+
+
+def copy_behind_fence(data: bytes | bytearray | memoryview) -> NDArray[np.uint8]:
+    """Copy bytes to memory that begins where a page does, after one that must not be touched."""
+    memory = np.frombuffer(mmap.mmap(-1, mmap.PAGESIZE + len(data)), np.uint8)
+    _guard(memory.ctypes.data)
+    copy = memory[mmap.PAGESIZE :]
+    copy[:] = np.frombuffer(data, np.uint8)
+    return copy
+
+
+def _guard(page: int) -> None:
+    if _libc.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), _PROT_NONE):
+        raise OSError(ctypes.get_errno(), "mprotect")
 
 
 class FencedShelf:

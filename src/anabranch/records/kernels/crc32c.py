@@ -1,9 +1,9 @@
 """CRC-32C within kernels: with the processor's instruction, and by folding where the processor can.
 
-Three ways, the first that fits: 256 bytes at a time by multiplication without carries (x86-64 with AVX-512 and
-VPCLMULQDQ), three pieces at a time by the CRC instruction, eight bytes at a time. Pieces are joined by one
-multiplication without carries, whatever their size (x86-64), or by tables, in two sizes. Without the instruction
-CHECKS_CRC is False, and callers take checksums with the `crc32c` library.
+Three ways, the first that fits: lines of 256 bytes by multiplication without carries (x86-64 with AVX-512 and
+VPCLMULQDQ), the first one behind as many zeros as it lacks; three pieces at a time by the CRC instruction; eight bytes
+at a time. Pieces are joined by one multiplication without carries, whatever their size (x86-64), or by tables, in two
+sizes. Without the instruction CHECKS_CRC is False, and callers take checksums with the `crc32c` library.
 docs/adr/0023-crc-within-the-kernels.md has the figures.
 """
 
@@ -19,21 +19,23 @@ from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic
 
-from anabranch.records.checksum import joining_tables
+from anabranch.records.checksum import joining_tables, past
 from anabranch.records.kernels.compiled import inlined
 from anabranch.records.kernels.memory import MASK_32, PROCESSOR, declare, i64, prefetch_to_read, u32
 
 CRC_FROM = 21
 _FOLDED_AHEAD = 2048
 _CRC_FEATURE = {"x86_64": "sse4.2", "aarch64": "crc"}.get(PROCESSOR, "")
+_LINE = 256
 LATE_AT, LATE_SIZE_MIN = 32, 256
-FOLDING = ("avx512f", "vpclmulqdq")
+_BEFORE_LATE = past(MASK_32, LATE_AT)
+FOLDING = ("avx512f", "avx512bw", "vpclmulqdq")
 CHECKS_CRC = bool(get_host_cpu_features().get(_CRC_FEATURE)) and getattr(config, "CPU_NAME", None) is None
 """Whether kernels can compute checksums: the processor has an instruction for it, and code is compiled for it."""
-FOLDS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and all(map(get_host_cpu_features().get, FOLDING))
-"""Whether they multiply without carries, 64 bytes at a time, to that end."""
 JOINS_CRC = CHECKS_CRC and PROCESSOR == "x86_64" and bool(get_host_cpu_features().get("pclmul"))
 """Whether they multiply without carries, 8 bytes at a time, to join pieces of any size."""
+FOLDS_CRC = JOINS_CRC and all(map(get_host_cpu_features().get, FOLDING))
+"""Whether they do so 64 bytes at a time, for the checksum itself."""
 
 
 def _crc_step(_: Any, crc: Any, data: Any) -> Any:
@@ -55,22 +57,28 @@ def _crc_step(_: Any, crc: Any, data: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-def _fold_lines(_: Any, at: Any, lines: Any, quarters: Any, late: Any, factors: Any) -> Any:
-    """Begin a CRC-32C with `lines` times 256 bytes, at least one time, by multiplication without carries.
+def _fold(_: Any, at: Any, size: Any, factors: Any) -> Any:
+    """Take the CRC-32C of `size` bytes, at least one, that begins with 0, by multiplication without carries.
 
     Sixteen lanes of 16 bytes are each taken 256 bytes further, at which they are congruent to themselves times a power
-    of x, and added to what is there. In the end they are folded into four, which are taken `quarters` times 64 bytes
-    further; what is left is folded into one lane, and that taken the usual way. `late` is added to the eight bytes
-    from LATE_AT on.
+    of x, and added to what is there. In the end they are folded into four, and these into one, which is taken the usual
+    way. Zeros before a CRC of 0 are nothing: so the bytes begin with as many as make lines of 256, and there is no rest
+    of a size that no processor could foretell. What is read as zeros is not touched.
     The factors are read from memory that the caller gives, for code that has none (`ahead`).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        wide, byte = ir.IntType(64), ir.IntType(8)
+        wide, byte, word = ir.IntType(64), ir.IntType(8), ir.IntType(32)
         if not FOLDS_CRC:  # Never called then, but compiled.
             return arguments[0]
-        kind = ir.VectorType(wide, 8)
+        kind, parts = ir.VectorType(wide, 8), ir.VectorType(byte, 64)
+        chosen = ir.VectorType(ir.IntType(1), 64)
         multiply = declare(builder.module, ir.FunctionType(kind, (kind, kind, byte)), "llvm.x86.pclmulqdq.512")
+        read = declare(
+            builder.module,
+            ir.FunctionType(parts, (parts.as_pointer(), word, chosen, parts)),
+            "llvm.masked.load.v64i8.p0",
+        )
 
         def moved(lanes: Any, by: Any) -> Any:
             low, high = (builder.call(multiply, (lanes, by, ir.Constant(byte, which))) for which in (0x00, 0x11))
@@ -80,48 +88,49 @@ def _fold_lines(_: Any, at: Any, lines: Any, quarters: Any, late: Any, factors: 
             pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), kind.as_pointer())
             return builder.load(pointer, align=1)
 
-        first, lines, quarters, late, factors_at = arguments
-        further, by_64, to_end, begin = (loaded(factors_at, place) for place in range(4))
+        def without(address: Any, place: int, zeros: Any) -> Any:
+            before = builder.sub(zeros, ir.Constant(wide, 64 * place))
+            before = builder.select(builder.icmp_signed("<", before, zero), zero, before)
+            mask = builder.shl(ir.Constant(wide, -1), builder.and_(before, ir.Constant(wide, 63)))
+            mask = builder.select(builder.icmp_signed(">", before, ir.Constant(wide, 63)), zero, mask)
+            pointer = builder.inttoptr(builder.add(address, ir.Constant(wide, 64 * place)), parts.as_pointer())
+            none = ir.Constant(parts, [0] * 64)
+            found = builder.call(read, (pointer, ir.Constant(word, 1), builder.bitcast(mask, chosen), none))
+            return builder.bitcast(found, kind)
+
+        zero, one = ir.Constant(wide, 0), ir.Constant(wide, 1)
+        at, size, factors_at = arguments
+        further, *by_quarters, to_end = (loaded(factors_at, place) for place in range(5))
+        zeros = builder.and_(builder.neg(size), ir.Constant(wide, _LINE - 1))
+        first = builder.sub(at, zeros)
+        lines = builder.lshr(builder.add(size, zeros), ir.Constant(wide, _LINE.bit_length() - 1))
         lanes = [cast(Any, cgutils).alloca_once(builder, kind) for _ in range(4)]
         for place, lane in enumerate(lanes):
-            value = loaded(first, place)
-            if place == 0:
-                none = ir.Constant(kind, [0] * 8)
-                later = builder.insert_element(none, late, ir.Constant(ir.IntType(32), LATE_AT // 8))
-                value = builder.xor(builder.xor(value, begin), later)
-            builder.store(value, lane)
-        pointer, word = byte.as_pointer(), ir.IntType(32)
+            builder.store(without(first, place, zeros), lane)
+        pointer = byte.as_pointer()
         prefetch = declare(
             builder.module, ir.FunctionType(ir.VoidType(), (pointer, word, word, word)), "llvm.prefetch.p0"
         )
-        one = ir.Constant(wide, 1)
         with cgutils.for_range_slice(builder, one, lines, one, intp=wide) as (line, _):
-            address = builder.add(first, builder.shl(line, ir.Constant(wide, 8)))
+            address = builder.add(first, builder.mul(line, ir.Constant(wide, _LINE)))
             for place, lane in enumerate(lanes):
                 ahead = builder.inttoptr(builder.add(address, ir.Constant(wide, _FOLDED_AHEAD + 64 * place)), pointer)
                 builder.call(prefetch, (ahead, *(ir.Constant(word, number) for number in (0, 3, 1))))
                 builder.store(builder.xor(moved(builder.load(lane), further), loaded(address, place)), lane)
-        rest = builder.load(lanes[0])
-        for lane in lanes[1:]:
-            rest = builder.xor(moved(rest, by_64), builder.load(lane))
-        builder.store(rest, lanes[0])
-        behind = builder.add(first, builder.shl(lines, ir.Constant(wide, 8)))
-        with cgutils.for_range_slice(builder, ir.Constant(wide, 0), quarters, one, intp=wide) as (quarter, _):
-            address = builder.add(behind, builder.shl(quarter, ir.Constant(wide, 6)))
-            builder.store(builder.xor(moved(builder.load(lanes[0]), by_64), loaded(address, 0)), lanes[0])
-        rest = builder.load(lanes[0])
+        *before, rest = map(builder.load, lanes)
+        for quarter, by in zip(before, by_quarters, strict=True):
+            rest = builder.xor(moved(quarter, by), rest)
         ends = moved(rest, to_end)
-        crc = ir.Constant(wide, 0)
+        crc = zero
         step = declare(builder.module, ir.FunctionType(wide, (wide, wide)), "llvm.x86.sse42.crc32.64.64")
         for half in range(2):
-            word = builder.extract_element(rest, ir.Constant(ir.IntType(32), 6 + half))
+            found = builder.extract_element(rest, ir.Constant(word, 6 + half))
             for lane in range(3):
-                place = ir.Constant(ir.IntType(32), 2 * lane + half)
-                word = builder.xor(word, builder.extract_element(ends, place))
-            crc = builder.call(step, (crc, word))
+                found = builder.xor(found, builder.extract_element(ends, ir.Constant(word, 2 * lane + half)))
+            crc = builder.call(step, (crc, found))
         return crc
 
-    return types.int64(*[types.int64] * 5), generate
+    return types.int64(*[types.int64] * 3), generate
 
 
 def _product(_: Any, one: Any, other: Any) -> Any:
@@ -141,12 +150,12 @@ def _product(_: Any, one: Any, other: Any) -> Any:
 
 
 _multiplied = cast(Callable[[int, int], int], intrinsic(_product))
-_crc_lines = cast(Callable[[int, int, int, int, int], int], intrinsic(_fold_lines))
+_crc_folded = cast(Callable[[int, int, int], int], intrinsic(_fold))
 _crc_64 = cast(Callable[[int, int], int], intrinsic(_crc_step))
 _LONG, _SHORT = 1024, 128
 _PIECE_MIN = 32
 """Bytes of a piece below which joining takes longer than three times as many steps."""
-_FACTORS_AT, _JOINTS_AT = 8192, 8448
+_FACTORS_AT, _JOINTS_AT = 8192, 8512
 _ODD_JOINTS_AT = _JOINTS_AT + 8 + 2 * _LONG
 CRC_TABLES = np.frombuffer(joining_tables((_LONG, _SHORT)), np.uint8)
 """How to join checksums of neighbouring pieces: a kernel that takes them is given the address."""
@@ -191,14 +200,12 @@ def take_crc_and(at: int, end: int, tables: int, late: int) -> int:
 
     What was just written in small parts cannot be read in large ones before all that was written is in the cache.
     """
-    crc = MASK_32
     if FOLDS_CRC and end - at >= LATE_SIZE_MIN:
-        quarters = (end - at) >> 6
-        crc = _crc_lines(at, quarters >> 2, quarters & 3, late, tables + _FACTORS_AT)
-        at += quarters << 6
+        begun = crc_times(crc_step(_BEFORE_LATE, late), crc_factor(end - at - LATE_AT - 8, tables))
+        return begun ^ _crc_folded(at, end - at, tables + _FACTORS_AT) ^ MASK_32
     if JOINS_CRC:
-        return _by_joined_pieces(crc, at, end, tables + _JOINTS_AT) ^ MASK_32
-    return _by_pieces(crc, at, end, tables) ^ MASK_32
+        return _by_joined_pieces(MASK_32, at, end, tables + _JOINTS_AT) ^ MASK_32
+    return _by_pieces(MASK_32, at, end, tables) ^ MASK_32
 
 
 @inlined

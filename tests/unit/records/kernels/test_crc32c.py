@@ -11,6 +11,7 @@ from anabranch.records.arrow.encode import encode_partitioned, encode_records
 from anabranch.records.arrow.warm import warm
 from anabranch.records.compression import Compression
 from anabranch.records.kernels import crc32c
+from tests.support.fence import copy_behind_fence
 from tests.support.records import RECORDS
 
 
@@ -30,6 +31,7 @@ def test_checksums_of_the_kernels_are_those_of_the_library() -> None:
         b.check(batch.data, 0, b.parse_header(batch.data))
         b.stamp_crc(batch.data)
         assert decode(batch.data).records.num_rows == 1
+        assert decode(copy_behind_fence(batch.data)).records.num_rows == 1
         batch.data[-1] ^= 0x80
         with pytest.raises(b.ChecksumError):
             decode(batch.data)
