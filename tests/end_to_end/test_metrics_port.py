@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,9 @@ from tests.support.broker import BrokerProcess, running
 from tests.support.wire import WireClient, batch
 
 SCRAPE_S_MAX = 2.0
+SCRAPES = 8
+ASKING, HELD_MAX = 2, 200
+"""Clients that ask without end, and how many connections one of them holds."""
 TRICKLE_S = 0.2
 SAMPLED = 1_000
 """Partitions with records: their metrics are more than a socket takes whose peer reads nothing."""
@@ -102,3 +106,32 @@ def test_answers_that_are_not_read_keep_no_scrape_waiting(broker: BrokerProcess)
         for _ in range(3):
             scraped_soon(broker)
     assert not broker.said("raw"), broker.said("raw")
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["hang up", "read nothing"])
+def test_whole_requests_without_number_keep_no_scrape_waiting(broker: BrokerProcess, reads: bool) -> None:
+    done = threading.Event()
+
+    def ask() -> None:
+        held: deque[socket.socket] = deque()
+        while not done.is_set():
+            with contextlib.suppress(OSError):
+                client = connect(broker)
+                client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                held.append(client)
+            if held and (reads or len(held) > HELD_MAX):
+                held.popleft().close()
+        for client in held:
+            client.close()
+
+    alone(broker)
+    asking = [threading.Thread(target=ask) for _ in range(ASKING)]
+    for each in asking:
+        each.start()
+    try:
+        for _ in range(SCRAPES):
+            scraped_soon(broker)
+    finally:
+        done.set()
+        for each in asking:
+            each.join()

@@ -1,7 +1,9 @@
 """HTTP exposition of `Metrics` by prometheus-client: text 0.0.4, 1.0.0 or OpenMetrics, as the request accepts.
 
-Imported with the first request for metrics, in the thread that serves it (40 ms, 8 MB). A request is read, rendered and
-compressed in a thread of its own; only the values are read on the event loop.
+Imported with the first request for metrics, in the thread that serves it (40 ms, 8 MB). A request is read and answered
+in a thread of its own. Rendering and compressing take 30 ms of the processor, beside a loop that wants it, too: one
+thread does that for all, once for those who ask for the same until it begins, and rests as long where several ask at
+the same time. Only the values are read on the event loop.
 
 A connection waits for its client until its whole request has been read, and while its answer is sent. Each of the two
 has one deadline, and a connection that waits may be closed for a newcomer: a client that sends or reads slowly, or
@@ -18,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
@@ -34,11 +36,17 @@ if TYPE_CHECKING:
 
 PATHS = ("/", "/metrics")
 REQUESTS_MAX = 16
-"""Connections served at a time; one more closes the one that has waited for its client longest."""
+"""Connections served at a time; one more closes the one that has waited for its client longest, or waits itself."""
 REQUEST_SIZE_MAX = 16 * 1024
 """Bytes of a request, of which parsing takes several times as many; the connection of a longer one ends."""
-CLOSING_S = 1.0
-"""How long a connection waits for the place of a closed one."""
+PLACE_S = 1.0
+"""How long a connection waits for the place of another."""
+LOOK_S = 0.01
+"""How long until it looks again whether one waits for its client."""
+ACCEPTED = ("HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING")
+"""What tells, beside the address, one answer from another."""
+RESTS_S_MAX = 0.2
+"""How long rendering rests at most: a loop that is slow to give its values is busy anyway."""
 TIMEOUT_S = 10.0
 """How long a client may take to send its request, and again to read its answer, and the loop to read the values."""
 
@@ -162,7 +170,8 @@ class HttpServer(ThreadingWSGIServer):
         self.setup_environ()
         registry = CollectorRegistry(auto_describe=False)
         registry.register(LoopCollector(metrics, loop))
-        self.set_app(_only_metrics(make_wsgi_app(registry)))
+        self._together = Together(_accepting_anything(make_wsgi_app(registry)))
+        self.set_app(_only_metrics(self._together))
         self._free = threading.Semaphore(REQUESTS_MAX)
         self.connections: set[socket.socket] = set()
         self.waiting: dict[socket.socket, None] = {}
@@ -172,18 +181,27 @@ class HttpServer(ThreadingWSGIServer):
         )
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Take a place for a connection; refuse the connection if none of those that have one waits for its client."""
-        taken = self._free.acquire(blocking=False)
-        if not taken:
-            self._closed.add()
-            if (oldest := next(iter(self.waiting.copy()), None)) is not None:
-                self.waiting.pop(oldest, None)
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
-                taken = self._free.acquire(timeout=CLOSING_S)
+        """Take a place for a connection; refuse the connection if there is none soon."""
+        taken = self._free.acquire(blocking=False) or self._free_a_place()
         if taken:
             self.connections.add(request)
             self.waiting[request] = None
+        return taken
+
+    def _free_a_place(self) -> bool:
+        """Take the place of the connection that waits for its client longest, or of one that ends; False for none."""
+        deadline = time.monotonic() + PLACE_S
+        taken = closed = False
+        while not taken and time.monotonic() < deadline:
+            oldest = None if closed else next(iter(self.waiting.copy()), None)
+            if oldest is not None:
+                self.waiting.pop(oldest, None)
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
+                closed = True
+            taken = self._free.acquire(timeout=LOOK_S)
+        if closed or not taken:
+            self._closed.add()
         return taken
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -206,11 +224,84 @@ class HttpServer(ThreadingWSGIServer):
         finally:
             self._leave(request)
 
+    def server_close(self) -> None:
+        """End the thread that renders."""
+        super().server_close()
+        self._together.close()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that hung up or sent nothing: its connection is closed."""
 
 
 Application = Callable[["WSGIEnvironment", "StartResponse"], Iterable[bytes]]
+Asked = tuple[str | None, ...]
+
+
+class Rendered(NamedTuple):
+    """An answer: what an application gives its server."""
+
+    status: str
+    headers: list[tuple[str, str]]
+    parts: list[bytes]
+
+
+class Together:
+    """An application that renders one answer at a time, each for all who ask for it until it is begun.
+
+    So nobody is given values of before the request, and no number of requests takes more than half of a processor.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "render")
+        self._lock = threading.Lock()
+        self._asked: dict[Asked, concurrent.futures.Future[Rendered]] = {}
+        """What was asked for and is not begun."""
+        self.waiting = 0
+        """Requests that wait for their answers."""
+        self._rests_until = 0.0
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer a request. Whatever the application raises, and RuntimeError when closed."""
+        asked = tuple(environ.get(field) for field in ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", *ACCEPTED))
+        with self._lock:
+            self.waiting += 1
+        try:
+            status, headers, parts = self._asked_for(asked, environ).result()
+        finally:
+            with self._lock:
+                self.waiting -= 1
+        start_response(status, headers)
+        return parts
+
+    def _asked_for(self, asked: Asked, environ: WSGIEnvironment) -> concurrent.futures.Future[Rendered]:
+        with self._lock:
+            rendered = self._asked.get(asked)
+            if rendered is None:
+                rendered = self._asked[asked] = self._thread.submit(self._render, asked, dict(environ))
+            return rendered
+
+    def _render(self, asked: Asked, environ: WSGIEnvironment) -> Rendered:
+        if self.waiting > 1:
+            time.sleep(max(0.0, self._rests_until - time.monotonic()))
+        with self._lock:
+            del self._asked[asked]
+        began = time.monotonic()
+        heads: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def begin(status: str, headers: list[tuple[str, str]], _: Any = None) -> Callable[[bytes], object]:
+            heads.append((status, headers))
+            return sent.append
+
+        sent: list[bytes] = []
+        sent.extend(self._application(environ, begin))
+        ended = time.monotonic()
+        self._rests_until = ended + min(ended - began, RESTS_S_MAX)
+        return Rendered(*heads[-1], sent)
+
+    def close(self) -> None:
+        """Render nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def _only_metrics(application: Application) -> Application:
@@ -221,7 +312,7 @@ def _only_metrics(application: Application) -> Application:
             start_response("404 Not Found", [("Content-Type", "text/plain")])
             return [b"metrics are at /metrics\n"]
         try:
-            return _accepting_anything(application)(environ, start_response)
+            return application(environ, start_response)
         except (TimeoutError, concurrent.futures.CancelledError, RuntimeError):
             start_response("503 Service Unavailable", [("Content-Type", "text/plain")])
             return [b"the broker is too busy, or stopping\n"]

@@ -242,6 +242,7 @@ class MetricsServer:
         self._servers.append(server)
         while not self._stopped:
             server.handle_request()
+        server.server_close()
 
     def _connections(self) -> int:
         return sum(len(server.connections) for server in self._servers)

@@ -14,14 +14,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from anabranch.runtime import exposition
-from anabranch.runtime.exposition import LoopCollector
+from anabranch.runtime.exposition import LoopCollector, Together
 from anabranch.runtime.metrics import (
     SAMPLES_PER_STEP,
     Buckets,
@@ -33,6 +35,9 @@ from anabranch.runtime.metrics import (
     MetricsServer,
     Sample,
 )
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
 
 T = TypeVar("T")
 
@@ -336,6 +341,7 @@ def test_an_answer_has_a_deadline_of_its_own(
 
 def test_a_connection_is_refused_while_every_place_serves_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exposition, "REQUESTS_MAX", 1)
+    monkeypatch.setattr(exposition, "PLACE_S", 0.01)
     metrics = Metrics()
     second: list[bytes] = []
 
@@ -351,6 +357,32 @@ def test_a_connection_is_refused_while_every_place_serves_a_request(monkeypatch:
 
     serving(metrics, use)
     assert second == [b""]
+
+
+def test_one_answer_is_rendered_at_a_time_for_all_who_ask_the_same_before_it_begins() -> None:
+    rendered: list[str] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def application(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        rendered.append(environ["QUERY_STRING"])
+        begun.set()
+        assert may_end.wait(10)
+        start_response("200 OK", [])
+        return [b"%d" % len(rendered)]
+
+    def ask(query: str) -> list[bytes]:
+        return [*together({"QUERY_STRING": query}, lambda *given: print)]
+
+    with closing(Together(application)) as together, ThreadPoolExecutor(10) as clients:
+        first = clients.submit(ask, "a")
+        assert begun.wait(10)
+        later = [clients.submit(ask, query) for query in "aaaabbbbb"]
+        while together.waiting < 10:
+            time.sleep(0.01)
+        may_end.set()
+        assert first.result() == [b"1"], "nobody is given values of before the request"
+        assert sorted(each.result()[0] for each in later) in ([b"2"] * 4 + [b"3"] * 5, [b"2"] * 5 + [b"3"] * 4)
+    assert sorted(rendered) == ["a", "a", "b"]
 
 
 def test_the_loop_goes_on_between_any_two_metrics() -> None:
