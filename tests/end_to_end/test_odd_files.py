@@ -40,7 +40,7 @@ TERABYTE = 1 << 40
 
 
 def pipe(path: Path) -> None:
-    path.unlink()
+    path.unlink(missing_ok=True)
     os.mkfifo(path)
 
 
@@ -264,5 +264,80 @@ def test_a_start_without_its_small_files_ends_with_a_sentence_or_goes_on(
             (line,) = broker.said("error")
             assert line["event"] == "the broker cannot start"
         assert not broker.said("raw"), broker.said("raw")
+    finally:
+        broker.kill()
+
+
+BESIDE = ("metadata-copy.sqlite", "metadata.sqlite-shm", "metadata.sqlite-journal", "reserve", "controller-epoch.tmp")
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_pipe_in_place_of_a_file_that_is_only_used_keeps_no_start_waiting(
+    killed: Path, tmp_path: Path, name: str
+) -> None:
+    broker = started(killed, tmp_path / "data", name, pipe)
+    try:
+        assert broker._ready.wait(20), "the start waits"
+        if broker.port:
+            with WireClient(broker.port) as client:
+                assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3
+            assert broker.stop() == 0
+        else:
+            assert broker.wait() == 1
+            (line,) = broker.said("error")
+            assert f"{name} is no ordinary file" in line["reason"] and "move it out of the way" in line["reason"]
+        assert not broker.said("raw"), broker.said("raw")
+    finally:
+        broker.kill()
+
+
+def test_a_link_that_is_left_over_under_a_temporary_name_is_not_written_through(killed: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"kept")
+    broker = started(
+        killed, tmp_path / "data", "recovery-point-offset-checkpoint.tmp", lambda path: path.symlink_to(other)
+    )
+    try:
+        assert broker._ready.wait(20)
+        assert broker.stop() == 0
+        assert other.read_bytes() == b"kept"
+        checkpoint = tmp_path / "data" / "recovery-point-offset-checkpoint"
+        assert checkpoint.is_file() and not checkpoint.is_symlink()
+    finally:
+        broker.kill()
+
+
+def test_two_partitions_do_not_share_a_log(killed: Path, tmp_path: Path) -> None:
+    """Each would write over what the other has acknowledged."""
+
+    def link(path: Path) -> None:
+        shutil.rmtree(path)
+        path.symlink_to(path.with_name("sound-0"))
+
+    broker = started(killed, tmp_path / "data", "hurt-0", link)
+    try:
+        assert broker._ready.wait(20)
+        with WireClient(broker.port) as client:
+            assert client.produce("hurt", 0, batch([b"more"])).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+            assert client.produce("sound", 0, batch([b"more"])).error_code == ErrorCode.NONE
+            assert [value for _, value in client.read_all("sound")] == [b"kept"] * 3 + [b"more"]
+        (line,) = broker.said("error", "partition offline")
+        assert "sound-0, where another partition has its log" in line["reason"]
+        assert broker.stop() == 0
+    finally:
+        broker.kill()
+
+
+def test_a_log_may_be_elsewhere(killed: Path, tmp_path: Path) -> None:
+    def move(path: Path) -> None:
+        path.symlink_to(path.replace(tmp_path / "elsewhere"))
+
+    broker = started(killed, tmp_path / "data", "hurt-0", move)
+    try:
+        assert broker._ready.wait(20)
+        with WireClient(broker.port) as client:
+            assert client.produce("hurt", 0, batch([b"more"])).error_code == ErrorCode.NONE
+            assert [value for _, value in client.read_all("hurt")] == [b"kept"] * 3 + [b"more"]
+        assert broker.stop() == 0
     finally:
         broker.kill()

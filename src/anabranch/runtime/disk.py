@@ -189,7 +189,12 @@ class Disk:
     def replace(self, path: Path, data: bytes) -> None:
         """Write a small file so that, whatever happens, the old content or the new is there, durably."""
         temporary = _temporary(path)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        try:
+            fd = os.open(temporary, flags, 0o644)
+        except FileExistsError:  # Left over, or put there: a link that would be followed, a pipe that nobody reads.
+            self.unlink(temporary)
+            fd = os.open(temporary, flags, 0o644)
         try:
             view = memoryview(data)
             while view:
@@ -203,6 +208,10 @@ class Disk:
     def exists(self, path: Path) -> bool:
         """Whether a file or directory of that name exists."""
         return path.exists()
+
+    def linked(self, path: Path) -> Path | None:
+        """Where a symbolic link leads in the end; None for anything else. OSError."""
+        return Path(os.path.realpath(path)) if os.path.islink(path) else None
 
     def names(self, directory: Path) -> Sequence[str]:
         """The names in a directory, sorted."""
@@ -267,13 +276,15 @@ class Disk:
         return found.f_bavail * found.f_frsize
 
     def reserve(self, path: Path, size: int) -> None:
-        """Make a file that takes `size` bytes of the file system. OSError, and then no file is there."""
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Make a file that takes `size` bytes of the file system. OSError, and then none is there."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            os.posix_fallocate(fd, 0, size)
-        except OSError:
-            self.unlink(path)
-            raise
+            _check_ordinary(path, fd)
+            try:
+                os.posix_fallocate(fd, 0, size)
+            except OSError:
+                self.unlink(path)
+                raise
         finally:
             os.close(fd)
 

@@ -21,6 +21,7 @@ from anabranch.runtime.disk import Disk
 from anabranch.storage.checkpoints import Checkpoints
 from anabranch.storage.log.config import LogConfig
 from anabranch.storage.log.damage import DAMAGED_SUFFIX, aside, keep_damaged
+from anabranch.storage.log.errors import OfflineLogError
 from anabranch.storage.log.group_commit import GroupCommit
 from anabranch.storage.log.log import LocalLog
 from anabranch.storage.log.scrub import check_all, check_finding
@@ -78,6 +79,8 @@ class DataDirectory:
         self._seen: set[str] | None = None
         """While the logs are opened at a start: what is in the directory, and what was opened since. Most partitions
         may have no log yet, and to ask the disk for each takes as long as all else about it."""
+        self._linked: dict[Path, Path] = {}
+        """The logs that are elsewhere, by the directory that a link leads to."""
         self._spent = False
         """Whether the reserve was given up since this start."""
         self._reserving = threading.Lock()
@@ -289,6 +292,8 @@ class DataDirectory:
         name = str(partition)
         path = self.log_path(partition)
         is_there = self._may_be_there(name) and self._disk.exists(path)
+        if is_there:
+            self._check_alone(path)
         note_is_damaged = is_there and check_finding(self._disk, path)
         log = LocalLog.open(
             path,
@@ -305,6 +310,16 @@ class DataDirectory:
             check_all(log)
         self._are_read([name])
         return log
+
+    def _check_alone(self, path: Path) -> None:
+        """Refuse a link to where another partition's log is: each would write over the other. OfflineLogError."""
+        target = self._disk.linked(path)
+        if target is not None and (
+            target.parent == Path(os.path.realpath(self.path)) or self._linked.setdefault(target, path) != path
+        ):
+            raise OfflineLogError(
+                f"{path} is a link to {target}, where another partition has its log. Put its own in its place."
+            )
 
     def _may_be_there(self, name: str) -> bool:
         seen = self._seen

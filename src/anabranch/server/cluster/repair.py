@@ -4,11 +4,11 @@ The logs of a data directory belong to the topics in its metadata. Without the m
 would have clients create topics anew over the logs of others. The broker keeps a copy of the metadata beside the logs,
 seconds old. A repair puts it in the place of the metadata, which is renamed, and brings it up to what the logs show:
 leader epochs, and producer ids that were handed out. Where only some nodes are damaged, and the copy has them as they
-were written, these nodes alone are taken from it. Where the write-ahead log is damaged, or the metadata lacks a log,
-the later one counts: the copy, or what is sound. Logs that it does not have are moved out of the way into `unknown/`; a
-log whose recorded start is lost starts at its first file; damaged snapshots of producers are renamed. Nothing is
-deleted. The new metadata is made beside the old, with all that it is to have, and then takes its place: a repair that
-was interrupted is finished by the next one, and a start is refused until then.
+were written, these nodes alone are taken from it. Where the write-ahead log is damaged, or the metadata lacks a log or
+is older than the logs, the later one counts: the copy, or what is sound. Logs that it does not have are moved out of
+the way into `unknown/`; a log whose recorded start is lost starts at its first file; damaged snapshots of producers are
+renamed. Nothing is deleted. The new metadata is made beside the old, with all that it is to have, and then takes its
+place: a repair that was interrupted is finished by the next one, and a start is refused until then.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from anabranch.storage.directory import (
 )
 from anabranch.storage.interface import MetadataStore
 from anabranch.storage.log.survey import LogSurvey
-from anabranch.storage.metadata.table import ROOT, Found, Row, changes_of, read_tree, write_tree
+from anabranch.storage.metadata.table import ROOT, Found, Row, changes_of, odd_file, read_tree, write_tree
 
 events = EventLogger("repair")
 NAMES_SHOWN = 5
@@ -42,6 +42,7 @@ _REMEDY = (
     "Restore metadata.sqlite from a copy, or have `anabranch repair --data {path}` restore it from the one that the "
     "broker keeps; nothing was changed."
 )
+_ODD_BESIDE = "{path} is no ordinary file, and SQLite would use it: move it out of the way; nothing was changed."
 
 
 class MetadataLostError(AnabranchError):
@@ -59,8 +60,11 @@ def check_metadata_file(directory: DataDirectory) -> None:
         raise MetadataLostError(
             f"A repair of {path} was interrupted: let `anabranch repair --data {directory.path} --apply` finish it."
         )
-    if path.exists() and not path.is_file():
+    odd = odd_file(path)
+    if odd == path:
         raise MetadataLostError(f"{path} is no ordinary file. " + _REMEDY.format(path=directory.path))
+    if odd is not None:
+        raise MetadataLostError(_ODD_BESIDE.format(path=odd))
     if logs and not (path.exists() and path.stat().st_size):
         raise MetadataLostError(
             f"{path} is {'empty' if path.exists() else 'missing'}, but there are logs of {_shown(logs)}. "
@@ -135,6 +139,9 @@ def plan_repair(path: Path, disk: Disk) -> tuple[DataDirectory, list[Step]]:
 
 def _metadata_steps(directory: DataDirectory, surveys: Surveys) -> list[Step]:
     path = directory.path / METADATA_REPAIRED_FILE
+    odd = odd_file(directory.path / METADATA_FILE)
+    if odd not in (None, directory.path / METADATA_FILE):
+        raise AnabranchError(_ODD_BESIDE.format(path=odd))
     found = read_tree(directory.path / METADATA_FILE, power_lost=directory.machine_restarted)
     copied = read_tree(directory.path / METADATA_COPY_FILE)
     if not path.exists():
@@ -202,6 +209,13 @@ def _restoring_steps(
             if not originals and not changes:
                 return _moving(directory, tree, surveys, "the metadata")
             return restoring(text if originals else "", tree, changes, "the metadata")
+        if not found.is_cut and not is_behind and not may_be_older:
+            text = (
+                f"keep {path.name}, which is of an earlier controller than the logs, as there is nothing later: what "
+                "was changed since is lost"
+            )
+            text += f"; {of_nodes}" if taken else ""
+            return restoring(text, tree, _changes(directory, tree, surveys), "the metadata")
     if copied is None or copied.damaged:
         raise AnabranchError(
             f"{copy} is missing or damaged, and {path} is so, too, or does not fit the logs: restore either from a "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import sqlite3
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -150,6 +151,12 @@ def check_header(path: Path) -> None:
             raise sqlite3.DatabaseError("its header says that it cannot be written")
 
 
+def odd_file(path: Path) -> Path | None:
+    """Find what is no ordinary file, of a file and those that SQLite has beside it: it would wait for a pipe."""
+    beside = (path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm", "-journal"))
+    return next((file for file in beside if os.path.lexists(file) and not file.is_file()), None)
+
+
 def check_log(path: Path) -> None:
     """Compare the write-ahead log of a file that nobody has open. sqlite3.DatabaseError, OSError."""
     if any(path.with_name(path.name + suffix).exists() for suffix in ("-wal", "-shm")):
@@ -222,7 +229,7 @@ def read_tree(path: Path, *, power_lost: bool = False) -> Found | None:
     None, too, where the write-ahead log is damaged, and the file may have some changes of those that are lost.
     `power_lost`: the machine was restarted since the file was in use.
     """
-    if not (path.exists() and path.stat().st_size):
+    if odd_file(path) is not None or not (path.exists() and path.stat().st_size):
         return None
     try:
         check_log(path)
@@ -250,6 +257,8 @@ def changes_of(path: Path) -> int | None:
 
     None where that cannot be read.
     """
+    if odd_file(path) is not None:
+        return None
     try:
         with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{_ALONE}", uri=True)) as database:
             found = database.execute(f"{form_of(database).select} WHERE path = ?", (ROOT,)).fetchone()

@@ -472,6 +472,27 @@ def test_an_older_one_with_a_write_ahead_log_is_refused_too(tmp_path: Path) -> N
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("copied", [True, False])
+def test_metadata_that_is_older_than_the_logs_and_later_than_its_copy_stays(tmp_path: Path, copied: bool) -> None:
+    """As where both were restored from a backup: the copy of that moment was older still."""
+
+    async def story() -> None:
+        async with living(tmp_path) as store:
+            await make_topic(store, "b")
+
+    asyncio.run(story())
+    data = tmp_path / "data"
+    if not copied:
+        (data / METADATA_COPY_FILE).unlink()
+    (text,) = repair(data, Disk())
+    assert text.startswith("keep metadata.sqlite, which is of an earlier controller than the logs")
+    assert f"bring 2 nodes up to the logs: {nodes.CONTROLLER_EPOCH}, {nodes.PRODUCER_IDS}" in text
+    found = read_tree(data / METADATA_FILE)
+    assert found is not None
+    assert nodes.partition_path("b", 0) in found.sound and found.sound[nodes.CONTROLLER_EPOCH].data == b"4"
+    assert repair(data, Disk()) == []
+
+
 def test_metadata_that_counts_no_changes_is_not_behind_a_copy_with_a_topic_that_was_deleted(tmp_path: Path) -> None:
     """Of a version before the counts: a repair put the copy in its place, and moved the log of a new topic away."""
 

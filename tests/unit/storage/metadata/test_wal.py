@@ -104,7 +104,7 @@ def test_after_a_loss_of_power_frames_tell_of_damage_but_for_that_of_the_last_tr
         log.write_bytes(changed)
         commits = [pages for pages in pages_of(changed[32:])[(at - 32) // FRAME :] if pages]
         assert is_sound(killed) == (len(commits) <= 1), at
-    log.write_bytes(whole[:20] + b"\1" + whole[21:])
+    log.write_bytes(whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
     assert not is_sound(killed)
     log.write_bytes(bytes(32) + whole[32:])
     assert not is_sound(killed), "a header is synced before the first frame"
