@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.limits import ARRAY_LENGTH_MAX, TAGGED_FIELDS_MAX
-from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, spliced
+from anabranch.codec import Blob, EncodeError, Part, decode_prefix, encode_into, prepare, spliced
 from anabranch.codec.primitives import read_tags
 from anabranch.protocol.bounds import ELEMENTS_MAX, EVERY_GROUP, TOPICS_MAX
 from anabranch.protocol.registry import API, Api, api_of
@@ -33,6 +33,10 @@ class RequestHeader(NamedTuple):
     api_version: int
     correlation_id: int
     client_id: str | None
+
+
+class NotPreparedError(Exception):
+    """The first request of an API and version in this process: to read and to answer it takes code yet to be made."""
 
 
 class UnsupportedVersionError(DecodeError):
@@ -55,10 +59,13 @@ def encode_request(message: object, version: int, correlation_id: int, client_id
     return _framed(out, message, version)
 
 
-def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[RequestHeader, Any]:
+def decode_request(
+    frame: Blob, elements_max: int = ARRAY_LENGTH_MAX, *, prepare_now: bool = True
+) -> tuple[RequestHeader, Any]:
     """Read a request that the broker serves, or refuses in its own form: its header and the message.
 
-    TooManyElementsError where it has more elements than its API allows, or than `elements_max`.
+    TooManyElementsError where it has more elements than its API allows, or than `elements_max`. `prepare_now`: whether
+    code is made for the first request of its API and version, and its answer, for up to 10 ms; NotPreparedError if not.
 
     Bytes behind the message are passed over, as Kafka's broker does: librdkafka sends three when it asks for the
     metadata of all topics.
@@ -79,7 +86,7 @@ def decode_request(frame: Blob, elements_max: int = ARRAY_LENGTH_MAX) -> tuple[R
             raise DecodeError("the client id is not UTF-8") from None
     # As `RequestHeader(...)`, at half the cost.
     header = tuple.__new__(RequestHeader, (key, version, correlation_id, client_id))
-    served = _served.get((key, version)) or _serve(header)
+    served = _served.get((key, version)) or _serve(header, prepare_now=prepare_now)
     declared, most, is_flexible = served
     if is_flexible:
         position = _skip_tags(view, position)
@@ -109,11 +116,14 @@ def decode_request_into(requests: list[Any], frame: Blob) -> RequestHeader:
     return header
 
 
-def _serve(header: RequestHeader) -> tuple[type[Any], int, bool]:
+def _serve(header: RequestHeader, *, prepare_now: bool) -> tuple[type[Any], int, bool]:
     key, version, _, _ = header
     api = API.get(key)
     if api is None or version not in api.read:
         raise UnsupportedVersionError(header)
+    if not prepare_now:
+        raise NotPreparedError
+    prepare(api.request, api.response, version=version)
     served = _served[key, version] = api.request, ELEMENTS_MAX[key], api.flexible(version)
     return served
 

@@ -29,6 +29,7 @@ from anabranch.base.limits import QUEUED_DECODED_SIZE_MAX, QUEUED_RESPONSE_SIZE_
 from anabranch.codec import TooManyElementsError
 from anabranch.machines.held_memory import DecodedMemory, GatheredMemory
 from anabranch.protocol.frames import (
+    NotPreparedError,
     RequestHeader,
     UnsupportedVersionError,
     decode_request,
@@ -214,8 +215,8 @@ class Connection:
             self._take_apart(frame, began)
             return
         try:
-            header, request = decode_request(frame, LOOP_ELEMENTS_MAX)
-        except TooManyElementsError:
+            header, request = decode_request(frame, LOOP_ELEMENTS_MAX, prepare_now=False)
+        except (TooManyElementsError, NotPreparedError):
             self._take_apart(frame, began)
             return
         except Exception as error:

@@ -14,6 +14,8 @@ import pytest
 
 from anabranch.base.errors import DecodeError
 from anabranch.base.limits import IN_FLIGHT_PER_CONNECTION_MAX, STRING_SIZE_MAX
+from anabranch.codec import compile, prepare
+from anabranch.protocol import frames
 from anabranch.protocol.frames import decode_request, decode_request_into, encode_request
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
@@ -34,6 +36,13 @@ from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection, 
 HEARTBEAT, LIST_GROUPS, CONSUMER_GROUP_HEARTBEAT = 12, 16, 68
 VERSION = 4
 NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
+
+
+@pytest.fixture(autouse=True)
+def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are read at once, though some are the first of their kind in this process."""
+    serve = frames._serve
+    monkeypatch.setattr(frames, "_serve", lambda header, *, prepare_now: serve(header, prepare_now=True))
 
 
 def heartbeat(number: int, client_id: str | None = "a client", version: int = VERSION) -> bytes:
@@ -447,9 +456,9 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
     threads: list[int] = []
     answered = asyncio.Event()
 
-    def decode(frame: memoryview, *most: int) -> Any:
+    def decode(frame: memoryview, *most: int, **options: bool) -> Any:
         threads.append(threading.get_ident())
-        return decode_request(frame, *most)
+        return decode_request(frame, *most, **options)
 
     for module in ("anabranch.protocol.frames", "anabranch.server.network.connection"):
         monkeypatch.setattr(f"{module}.decode_request", decode)
@@ -480,6 +489,35 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
     run(story)
 
 
+def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code that reads it, and writes its answer, is made there: up to 10 ms."""
+    monkeypatch.undo()
+    for known in (frames._served, compile._readers, compile._writers):
+        for kind in [
+            it for it in known if it[1] == VERSION and it[0] in (HEARTBEAT, HeartbeatRequest, HeartbeatResponse)
+        ]:
+            monkeypatch.delitem(known, kind)
+    threads: list[int] = []
+    def note(*declared: type, version: int) -> None:
+        threads.append(threading.get_ident())
+        prepare(*declared, version=version)
+
+    monkeypatch.setattr(frames, "prepare", note)
+
+    async def story() -> None:
+        client = Client(lambda broker, request, call: HeartbeatResponse())
+        await client.send(*map(heartbeat, range(1, 4)))
+        assert await client.answers(3) == [1, 2, 3]
+        (thread,) = threads
+        assert thread != threading.get_ident()
+        assert (HeartbeatResponse, VERSION) in compile._writers
+        await until(lambda: not client.connection._service.pool.in_use)
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
 def test_a_large_request_that_is_malformed_closes_its_connection() -> None:
     async def story() -> None:
         client = Client(lambda broker, request, call: HeartbeatResponse())
@@ -496,10 +534,10 @@ def test_a_large_request_that_is_malformed_closes_its_connection() -> None:
 def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding, decoded = threading.Event(), threading.Event()
 
-    def decode(frame: memoryview, *most: int) -> Any:
+    def decode(frame: memoryview, *most: int, **options: bool) -> Any:
         decoding.set()
         assert decoded.wait(10)
-        return decode_request(frame, *most)
+        return decode_request(frame, *most, **options)
 
     monkeypatch.setattr("anabranch.protocol.frames.decode_request", decode)
 
