@@ -498,6 +498,7 @@ def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.M
         ]:
             monkeypatch.delitem(known, kind)
     threads: list[int] = []
+
     def note(*declared: type, version: int) -> None:
         threads.append(threading.get_ident())
         prepare(*declared, version=version)
