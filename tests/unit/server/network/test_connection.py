@@ -493,10 +493,8 @@ def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.M
     """The code that reads it, and writes its answer, is made there: up to 10 ms."""
     monkeypatch.undo()
     for known in (frames._served, compile._readers, compile._writers):
-        for kind in [
-            it for it in known if it[1] == VERSION and it[0] in (HEARTBEAT, HeartbeatRequest, HeartbeatResponse)
-        ]:
-            monkeypatch.delitem(known, kind)
+        for kind in (HEARTBEAT, HeartbeatRequest, HeartbeatResponse):
+            monkeypatch.delitem(cast("dict[Any, Any]", known), (kind, VERSION), raising=False)
     threads: list[int] = []
 
     def note(*declared: type, version: int) -> None:
