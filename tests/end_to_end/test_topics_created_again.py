@@ -8,7 +8,9 @@ from uuid import UUID
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.base.ids import TopicPartition
 from anabranch.client import Admin, AnabranchError, ApiError, Consumer, Producer, SubscriptionPattern
+from anabranch.client.consumer.slice_fetches import SliceFetches
 from anabranch.machines.placement import place
 from anabranch.records.hashing import placement_hash
 from tests.support.broker import BrokerProcess
@@ -255,6 +257,46 @@ def test_members_of_slices_are_given_all_of_a_topic_that_is_created_again(broker
                     while len(found) < written:
                         found |= {record.value for record in await consumer.poll(0.2)}
                 assert found == {f"new-{number}".encode() for number in range(written)}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("written", [20, 60])
+def test_where_a_member_of_slices_begins_is_nowhere_in_a_topic_that_is_created_again_meanwhile(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """The topic is another one between the question where its end is and the claim that begins there."""
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+
+            async def made(count: int, name: str) -> None:
+                await admin.create_topics(TOPIC, partitions=1, configs={"accept.range.fetch": "true"})
+                for number in range(count):
+                    await producer.send(TOPIC, f"{name}-{number}", key=f"{number}")
+                await producer.flush()
+
+            begin_at = SliceFetches._begin_at
+            begins: list[int] = []
+
+            async def and_then_another(fetches: SliceFetches, tp: TopicPartition) -> int:
+                begins.append(await begin_at(fetches, tp))
+                if len(begins) == 1:
+                    await admin.delete_topics(TOPIC)
+                    await made(written, "new")
+                return begins[-1]
+
+            monkeypatch.setattr(SliceFetches, "_begin_at", and_then_another)
+            await made(50, "old")
+            settings = {"group_id": "g", "share": "any", "auto_offset_reset": "latest"}
+            async with Consumer(broker.address, **settings) as consumer:
+                consumer.subscribe(TOPIC)
+                found: set[bytes | None] = set()
+                async with asyncio.timeout(30):
+                    while len(found) < written:
+                        found |= {record.value for record in await consumer.poll(0.2)}
+                assert found == {f"new-{number}".encode() for number in range(written)}
+                assert begins[0] == 50
 
     asyncio.run(scenario())
 

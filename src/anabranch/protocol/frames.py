@@ -22,6 +22,7 @@ API_VERSIONS = 18
 
 _SIZE = Struct(">i")
 _REQUEST = Struct(">hhih")
+_KIND = Struct(">hh")
 _ANSWER = Struct(">ii")
 _REQUEST_SENT = Struct(">ihhih")
 
@@ -86,7 +87,12 @@ def decode_request(
             raise DecodeError("the client id is not UTF-8") from None
     # As `RequestHeader(...)`, at half the cost.
     header = tuple.__new__(RequestHeader, (key, version, correlation_id, client_id))
-    served = _served.get((key, version)) or _serve(header, prepare_now=prepare_now)
+    served = _served.get((key, version))
+    if served is None:
+        if not prepare_now:
+            _api_read(header)
+            raise NotPreparedError
+        served = _serve(header)
     declared, most, is_flexible = served
     if is_flexible:
         position = _skip_tags(view, position)
@@ -116,16 +122,25 @@ def decode_request_into(requests: list[Any], frame: Blob) -> RequestHeader:
     return header
 
 
-def _serve(header: RequestHeader, *, prepare_now: bool) -> tuple[type[Any], int, bool]:
+def prepare_request(frame: Blob) -> None:
+    """Make the code that reads a request of this kind and writes its answer. Up to 10 ms, in a thread."""
+    key, version = _KIND.unpack_from(frame)
+    _serve(RequestHeader(key, version, 0, None))
+
+
+def _serve(header: RequestHeader) -> tuple[type[Any], int, bool]:
     key, version, _, _ = header
-    api = API.get(key)
-    if api is None or version not in api.read:
-        raise UnsupportedVersionError(header)
-    if not prepare_now:
-        raise NotPreparedError
+    api = _api_read(header)
     prepare(api.request, api.response, version=version)
     served = _served[key, version] = api.request, ELEMENTS_MAX[key], api.flexible(version)
     return served
+
+
+def _api_read(header: RequestHeader) -> Api:
+    api = API.get(header.api_key)
+    if api is None or header.api_version not in api.read:
+        raise UnsupportedVersionError(header)
+    return api
 
 
 def request_key(frame: Blob) -> int:

@@ -1,7 +1,8 @@
 """The fetches of a member that consumes without keys (ADR 0053): one at a time for each leader, of its partitions.
 
 The ledger (`machines.clients.slices`) says which claim comes next, and takes the slices. A further slice is claimed
-while fewer records wait for the application than one poll hands out, so that others have the rest.
+while fewer records wait for the application than one poll hands out, so that others have the rest. Topics are named by
+their ids: where a group begins in one is nowhere to begin in another of its name.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from anabranch.client.consumer.driver import FetchingDriver
 
 PURPOSE = "claims"
-VERSION_MAX = 12
-"""The last version that names topics."""
 END_SESSION = -1
 END_TIMEOUT_MS = 2_000
 Claims = Mapping[TopicPartition, tuple[Session, int]]
@@ -161,14 +160,14 @@ class SliceFetches:
         settings, context = self._settings, self._context
         asked_as = context.identity()
         claims = {tp: (session := self._ledger.session(tp), session.sequence) for tp in partitions}
+        request = self._request(claims, settings.fetch_max_wait_ms)
+        names = {self._topics[name].topic_id: name for name in {tp.topic for tp in claims}}
         try:
             pause = False
             try:
                 connection = await self._cluster.connection(node, PURPOSE)
-                request = self._request(claims, settings.fetch_max_wait_ms)
                 timeout_ms = settings.request_timeout_ms + settings.fetch_max_wait_ms
-                version = min(connection.version_of(FetchRequest), VERSION_MAX)
-                response = await connection.send(request, timeout_ms=timeout_ms, version=version)
+                response = await connection.send(request, timeout_ms=timeout_ms)
                 if response.error_code:
                     raise ApiError(ErrorCode.of(response.error_code), f"{connection.name} refused to hand out slices")
             except (AnabranchError, OSError):
@@ -176,7 +175,7 @@ class SliceFetches:
             else:
                 for topic in response.responses:
                     for data in topic.partitions:
-                        tp = TopicPartition(topic.topic, data.partition_index)
+                        tp = TopicPartition(names.get(topic.topic_id, ""), data.partition_index)
                         if data.slice is not None:
                             self._served[node] = tp
                         if tp in claims:
@@ -210,9 +209,9 @@ class SliceFetches:
             session_epoch=-1,
             topics=[
                 FetchTopic(
-                    topic=name,
+                    topic_id=self._topics[name].topic_id,
                     partitions=parts,
-                    undeleted_partition_count=self._topics[name].partition_count if name in self._topics else -1,
+                    undeleted_partition_count=self._topics[name].partition_count,
                 )
                 for name, parts in topics.items()
             ],
@@ -231,9 +230,10 @@ class SliceFetches:
             if data.slice is not None:
                 await self._take(tp, session.number, sequence, data)
             return False
-        if code is ErrorCode.OFFSET_OUT_OF_RANGE and session.offset < 0:
-            session.offset = await self._begin_at(tp)
-            return False
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            refused, session.offset = session.offset, await self._begin_at(tp)
+            if refused < 0 or session.offset != refused:  # The log may have begun, or ended, there a moment ago.
+                return refused >= 0
         if code in BEGIN_ANEW:
             if await self._was_made_again(tp.topic):
                 return False
@@ -316,8 +316,8 @@ class SliceFetches:
                 by_node.setdefault(leader, {})[tp] = session, END_SESSION
         for node, claims in by_node.items():
             try:
+                request = self._request(claims, 0)
                 connection = await self._cluster.connection(node, PURPOSE)
-                version = min(connection.version_of(FetchRequest), VERSION_MAX)
-                await connection.send(self._request(claims, 0), timeout_ms=END_TIMEOUT_MS, version=version)
+                await connection.send(request, timeout_ms=END_TIMEOUT_MS)
             except (AnabranchError, OSError):
                 continue

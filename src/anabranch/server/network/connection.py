@@ -9,25 +9,22 @@ A peer may hang up while its connection is not read. Then requests that only rea
 those behind them; what else has arrived is handled as if the peer were there (`runtime.net.hang_ups`).
 
 A request of many elements is decoded in a thread, and a large answer is encoded in one. A connection begins no further
-request before the one that was decoded apart is answered.
+request before the one that was decoded apart is answered. The code for the first request of a kind is made in a thread,
+too, before the request is handled as any other.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from traceback import clear_frames
 from typing import Any
 
 from anabranch.base.errors import DecodeError, ErrorCode
-from anabranch.base.limits import QUEUED_DECODED_SIZE_MAX, QUEUED_RESPONSE_SIZE_MAX
 from anabranch.codec import TooManyElementsError
-from anabranch.machines.held_memory import DecodedMemory, GatheredMemory
 from anabranch.protocol.frames import (
     NotPreparedError,
     RequestHeader,
@@ -35,42 +32,33 @@ from anabranch.protocol.frames import (
     decode_request,
     decode_request_into,
     encode_response,
+    prepare_request,
     request_key,
 )
 from anabranch.protocol.registry import API
-from anabranch.runtime.events import EventLimit, EventLogger
+from anabranch.runtime.events import EventLogger
 from anabranch.runtime.freeing import free_one_by_one
-from anabranch.runtime.loop_steps import LoopSteps, timed
-from anabranch.runtime.metrics import Counter, Histogram, Metrics
+from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.net.channel import FrameChannel, Part, memory_size
-from anabranch.runtime.net.hang_ups import HangUps
-from anabranch.runtime.net.pool import BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 from anabranch.runtime.thread_work import to_the_end
 from anabranch.server.context import (
     ANONYMOUS,
     Apart,
-    BrokerContext,
     CloseConnectionError,
     Large,
     RequestContext,
     keep_message,
 )
-from anabranch.server.handlers import READS, Endpoint
+from anabranch.server.handlers import READS
 from anabranch.server.handlers.api_versions import supported
 from anabranch.server.handlers.refused import REFUSED, reason_of, refusal_of
-from anabranch.server.network.admission import Activity, AnswerMemory, Verdict, may_begin
+from anabranch.server.network.admission import Activity, Verdict, may_begin
 from anabranch.server.network.gathering import gathered
+from anabranch.server.network.service import ApiMetrics, Service
 
 events = EventLogger("listener")
 PRODUCE, API_VERSIONS = 0, 18
-SAID_INTERVAL_S, SAID_MAX = 10.0, 100
-"""Lines of the log about bad connections: at most so many in the interval, the next one with the number left out."""
-CODEC_THREADS = 2
-"""Two, so that one long answer does not hold up all others. More do no more work, as one has the interpreter at a time,
-but each keeps the loop waiting for it: an honest client beside 300 that ask for much waits 10 ms with 6, 2 ms with 2.
-They are not those of other work: a change of topics does not wait behind thousands of answers.
-"""
 LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
 LOOP_ELEMENTS_MAX = 1_000
@@ -90,40 +78,6 @@ GATHERED_FACTOR = 16
 """What an answer takes at most before it is encoded, in its bytes: 7 were measured of sizes of logs."""
 
 
-@dataclass(slots=True)
-class Service:
-    """The objects shared by all connections of a listener."""
-
-    broker: BrokerContext
-    loop: asyncio.AbstractEventLoop
-    endpoints: Mapping[int, Endpoint]
-    metrics: Metrics
-    pool: BufferPool
-    frame_size_max: int
-    answers: AnswerMemory = field(default_factory=lambda: AnswerMemory(QUEUED_RESPONSE_SIZE_MAX))
-    decoded: DecodedMemory = field(default_factory=lambda: DecodedMemory(QUEUED_DECODED_SIZE_MAX))
-    gathered: GatheredMemory = field(default_factory=lambda: GatheredMemory(QUEUED_RESPONSE_SIZE_MAX))
-    steps: LoopSteps = field(default_factory=LoopSteps)
-    landing: Landing = field(default_factory=Landing)
-    said: EventLimit = field(default_factory=lambda: EventLimit(SAID_INTERVAL_S, SAID_MAX))
-    codec: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(CODEC_THREADS, "codec"))
-    """Decodes large requests, and encodes large answers."""
-    closing: bool = False
-    """Whether no further request is begun."""
-    api_metrics: dict[int, ApiMetrics] = field(default_factory=dict)
-    hang_ups: HangUps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.hang_ups = HangUps(self.loop)
-
-    def metrics_of(self, api_key: int) -> ApiMetrics:
-        """The metrics of one API."""
-        found = self.api_metrics.get(api_key)
-        if found is None:
-            found = self.api_metrics[api_key] = ApiMetrics(self.metrics, API[api_key].name)
-        return found
-
-
 _DROPPED: Sequence[Part] = []
 """In place of the answer to a read whose peer has hung up."""
 
@@ -136,19 +90,6 @@ class _Place:
     def __init__(self) -> None:
         self.parts: Sequence[Part] | None = None
         """The encoded response; None until complete."""
-
-
-class ApiMetrics:
-    """The counters of each API."""
-
-    def __init__(self, metrics: Metrics, name: str) -> None:
-        self.name = name
-        self.requests: Counter = metrics.counter(
-            "kafka_network_requestmetrics_requests_total", "Requests received.", request=name
-        )
-        self.time: Histogram = metrics.histogram(
-            "kafka_network_requestmetrics_totaltime_seconds", "From a request's last byte to its answer.", request=name
-        )
 
 
 class Connection:
@@ -216,8 +157,11 @@ class Connection:
             return
         try:
             header, request = decode_request(frame, LOOP_ELEMENTS_MAX, prepare_now=False)
-        except (TooManyElementsError, NotPreparedError):
+        except TooManyElementsError:
             self._take_apart(frame, began)
+            return
+        except NotPreparedError:
+            self._prepare(frame)
             return
         except Exception as error:
             self._not_decoded(error)
@@ -234,6 +178,31 @@ class Connection:
             if (fields := self._said()) is not None:
                 events.error("request not decoded", exception=error, **fields)
             self.channel.close()
+
+    def _prepare(self, frame: memoryview) -> None:
+        """Handle the first request of its kind once the code that it takes is made; no further one begins meanwhile."""
+        key = request_key(frame)
+        if self._drops(key):
+            return
+        buffer, kept = self.channel.keep_frame(frame)
+        self._apart = True
+
+        async def prepare() -> None:
+            try:
+                await to_the_end(self._service.codec, prepare_request, kept)
+                self._apart = False
+                self.on_frame(kept)
+            except asyncio.CancelledError:
+                self._send(_DROPPED)
+                raise
+            finally:
+                kept.release()
+                self._service.pool.give(buffer)
+                self._apart = False
+                self._go_on()
+
+        self._begin("first request", prepare(), key)
+        self._hold_back()
 
     def _take_apart(self, frame: memoryview, began: float) -> None:
         """Decode a request in a thread, from a buffer of its own; the connection begins no further one meanwhile."""

@@ -15,7 +15,8 @@ from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import BrokerContext
 from anabranch.server.handlers import ENDPOINTS
 from anabranch.server.network.admission import Admission, AnswerMemory, Verdict
-from anabranch.server.network.connection import Connection, Service
+from anabranch.server.network.connection import Connection
+from anabranch.server.network.service import Service
 
 events = EventLogger("listener")
 SWEEP_INTERVAL_S = 1.0

@@ -31,7 +31,8 @@ from anabranch.runtime.net.transport import PlainTransport
 from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers import Endpoint, Handler, Operation
-from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection, Service
+from anabranch.server.network.connection import LARGE_REQUEST_SIZE, Connection
+from anabranch.server.network.service import Service
 
 HEARTBEAT, LIST_GROUPS, CONSUMER_GROUP_HEARTBEAT = 12, 16, 68
 VERSION = 4
@@ -41,8 +42,9 @@ NONSENSE = struct.pack(">i", 8) + b"\x7f\xff\x00\x00\x00\x00\x00\x00"
 @pytest.fixture(autouse=True)
 def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are read at once, though some are the first of their kind in this process."""
-    serve = frames._serve
-    monkeypatch.setattr(frames, "_serve", lambda header, *, prepare_now: serve(header, prepare_now=True))
+    monkeypatch.setattr(
+        "anabranch.server.network.connection.decode_request", lambda frame, *most, **_: decode_request(frame, *most)
+    )
 
 
 def heartbeat(number: int, client_id: str | None = "a client", version: int = VERSION) -> bytes:
