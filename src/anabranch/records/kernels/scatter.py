@@ -83,8 +83,9 @@ CELL_START, CELL_LAST, CELL_TARGET, CELL_SIZE = 0, 8, 16, 24
 TARGET_AT, TARGET_END, TARGET_RECORDS, TARGET_WRITTEN_TO, TARGET_BATCH_RECORDS = 0, 8, 16, 24, 32
 # Where it is given pieces, only what it holds of these, and: behind the last piece, and how far there may be some;
 # memory for headers, short records and control batches; both also with what is of the current batch; where the ends of
-# pieces go, and the last one; of the records of the current batch the bytes, the checksum, and half of what takes
-# another so many bytes further.
+# pieces go, and the last one, all of which are written in the end, for the pieces from PIECES_FROM on; of the records
+# of the current batch the bytes, the checksum, and half of what takes another so many bytes further.
+PIECES_FROM = TARGET_WRITTEN_TO
 PIECES_AT, PIECES_END, PIECES_NOW, OWN_AT, OWN_END, OWN_NOW, ENDS_AT, LAST_END = 40, 48, 56, 64, 72, 80, 88, 96
 BATCH_SIZE, BATCH_CRC, BATCH_HALF_FACTOR = 104, 112, 120
 TARGET_SIZE = 128
@@ -274,7 +275,7 @@ def _begin(target: int, batch: int, needed: int) -> bool:
 
 
 @inlined
-def _begin_pieces(target: int, batch: int, needed: int, none: int) -> bool:
+def _begin_pieces(target: int, needed: int, none: int) -> bool:
     """Begin a batch of a target that is given pieces; whether there is room for `needed` bytes, and for a piece.
 
     `none`: what takes a checksum no bytes further.
@@ -292,7 +293,6 @@ def _begin_pieces(target: int, batch: int, needed: int, none: int) -> bool:
     put64(target + BATCH_SIZE, 0)
     put64(target + BATCH_CRC, 0)
     put64(target + BATCH_HALF_FACTOR, none >> 1)
-    _write_head(own, batch)
     return True
 
 
@@ -335,8 +335,15 @@ def _join(target: int, size: int, crc: int, further: int) -> None:
 @inlined
 def _keep(target: int) -> None:
     """Keep the pieces of the current batch."""
-    piece = i64(target + PIECES_AT)
-    behind = i64(target + PIECES_NOW)
+    put64(target + PIECES_AT, i64(target + PIECES_NOW))
+    put64(target + OWN_AT, i64(target + OWN_NOW))
+
+
+@inlined
+def _write_ends(target: int) -> None:
+    """Write the ends of the pieces that are new: of all batches at once, as of one there is no foretelling how many."""
+    piece = i64(target + PIECES_FROM)
+    behind = i64(target + PIECES_AT)
     end_at = i64(target + ENDS_AT)
     end = i64(target + LAST_END)
     while piece < behind:
@@ -344,8 +351,6 @@ def _keep(target: int) -> None:
         put64(end_at, end)
         piece += PIECE_SIZE
         end_at += END_SIZE
-    put64(target + PIECES_AT, behind)
-    put64(target + OWN_AT, i64(target + OWN_NOW))
     put64(target + ENDS_AT, end_at)
     put64(target + LAST_END, end)
 
@@ -391,6 +396,7 @@ def _close_pieces(target: int, batch: int, head_crc: int) -> None:
     """As `_close`, for a target that is given pieces. `head_crc`: as of `_head_crc`."""
     own = i64(target + OWN_AT)
     records = i64(target + TARGET_BATCH_RECORDS)
+    _write_head(own, batch)
     crc = crc_step(head_crc, i64(batch + _WITH_COUNT_AT) & MASK_32 | _late(records)) ^ MASK_32
     crc = crc_times(crc, i64(target + BATCH_HALF_FACTOR) << 1) ^ i64(target + BATCH_CRC)
     put_be32(own + _LENGTH_AT, HEADER_SIZE + i64(target + BATCH_SIZE) - LENGTH_END)
@@ -407,6 +413,19 @@ def scatter(sheet: int) -> int:
     COMPRESSED: its records must be given, expanded. FULL: it does not fit into a target. MALFORMED: its records are not
     sound, and what its targets were given of it does not count. DAMAGED: it is not what its checksum was made of.
     """
+    targets = i64(sheet + 8 * TARGETS_AT)
+    count = i64(sheet + 8 * TARGET_COUNT) if i64(sheet + 8 * REFERS) != 0 else 0
+    for number in range(count):
+        target = targets + number * TARGET_SIZE
+        put64(target + PIECES_FROM, i64(target + PIECES_AT))
+    status = _scattered(sheet)
+    for number in range(count):
+        _write_ends(targets + number * TARGET_SIZE)
+    return status
+
+
+@inlined
+def _scattered(sheet: int) -> int:
     at = i64(sheet + 8 * AT)
     end = i64(sheet + 8 * END)
     given_at = i64(sheet + 8 * RECORDS_AT)
@@ -470,7 +489,7 @@ def scatter(sheet: int) -> int:
         target = targets
         while target < targets_end:
             if refers != 0:
-                if not _begin_pieces(target, at, needed, none):
+                if not _begin_pieces(target, needed, none):
                     return FULL
             elif not _begin(target, at, needed):
                 return FULL

@@ -1,4 +1,4 @@
-"""What all connections of a listener share: the broker, APIs with their metrics, threads, and memory with its budgets."""
+"""What all connections of a listener share: the broker, APIs with their metrics, threads, memory with its budgets."""
 
 from __future__ import annotations
 
