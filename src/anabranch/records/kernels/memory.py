@@ -229,6 +229,21 @@ def copy(target: int, source: int, size: int, limit: int) -> None:
 
 
 @inlined
+def equal(left: int, right: int, size: int) -> bool:
+    """Whether as many bytes are the same."""
+    place = 0
+    while place + 8 <= size:
+        if i64(left + place) != i64(right + place):
+            return False
+        place += 8
+    while place < size:
+        if u8(left + place) != u8(right + place):
+            return False
+        place += 1
+    return True
+
+
+@inlined
 def to_zigzag(value: int) -> int:
     return (value << 1) ^ (value >> 63)
 

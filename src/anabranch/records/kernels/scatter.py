@@ -44,6 +44,7 @@ from anabranch.records.kernels.memory import (
     be64,
     copy_32,
     copy_64,
+    equal,
     i64,
     prefetch_to_read_later,
     prefetch_to_write,
@@ -201,20 +202,6 @@ def _move(target: int, source: int, size: int) -> None:
 
 
 @inlined
-def _equal(left: int, right: int, size: int) -> bool:
-    place = 0
-    while place + 8 <= size:
-        if i64(left + place) != i64(right + place):
-            return False
-        place += 8
-    while place < size:
-        if u8(left + place) != u8(right + place):
-            return False
-        place += 1
-    return True
-
-
-@inlined
 def _holds(entries: int, mask: int, murmur: int, key_at: int, key_size: int) -> bool:
     """Whether a set of keys, an open hash table with empty entries, holds a key; never where there is none."""
     if key_size < 0:
@@ -225,7 +212,7 @@ def _holds(entries: int, mask: int, murmur: int, key_at: int, key_size: int) -> 
         size = i64(entry + ENTRY_KEY_SIZE)
         if size < 0:
             return False
-        if size == key_size and i64(entry + ENTRY_HASH) == murmur and _equal(i64(entry + ENTRY_AT), key_at, size):
+        if size == key_size and i64(entry + ENTRY_HASH) == murmur and equal(i64(entry + ENTRY_AT), key_at, size):
             return True
         place = (place + 1) & mask
 
