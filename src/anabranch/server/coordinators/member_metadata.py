@@ -62,17 +62,12 @@ def heartbeat_size(request: ConsumerGroupHeartbeatRequest, client_id: str | None
     names, assignors = request.subscribed_topic_names or (), request.client_assignors or ()
     if len(names) > names_max or len(assignors) > CLIENT_ASSIGNORS_MAX:
         return 0
-    said = (
-        client_id,
-        request.instance_id,
-        request.rack_id,
-        request.subscribed_topic_regex,
-        request.server_assignor,
-        *names,
-        *(it.name for it in assignors),
-    )
-    ids = MEMBER_ID_COPIES * text_size(request.member_id)
-    return ids + sum(map(text_size, said)) + sum(len(it.metadata_bytes) for it in assignors)
+    ids = MEMBER_ID_COPIES * text_size(request.member_id) + text_size(client_id)
+    said = (request.instance_id, request.rack_id, request.subscribed_topic_regex, request.server_assignor)
+    if not (names or assignors or any(said)):  # As nearly always.
+        return ids
+    texts = (*said, *names, *(it.name for it in assignors))
+    return ids + sum(map(text_size, texts)) + sum(len(it.metadata_bytes) for it in assignors)
 
 
 def held_by(machines: Iterable[Coordinator]) -> Iterator[int]:

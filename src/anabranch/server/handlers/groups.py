@@ -211,7 +211,9 @@ async def _then_freed(broker: BrokerContext, group_id: str, answer: Awaitable[Re
 
 def _assigns_much(answer: ConsumerGroupHeartbeatResponse) -> bool:
     told = answer.assignment
-    parts = () if told is None else (told.topic_partitions, told.pending_topic_partitions)
+    if told is None:  # As nearly always.
+        return False
+    parts = (told.topic_partitions, told.pending_topic_partitions)
     return sum(len(it.partitions) for part in parts for it in part) > PARTITIONS_ENCODED_MAX
 
 
