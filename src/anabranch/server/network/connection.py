@@ -189,16 +189,19 @@ class Connection:
 
         async def prepare() -> None:
             try:
-                await to_the_end(self._service.codec, prepare_request, kept)
-                self._apart = False
-                self.on_frame(kept)
+                try:
+                    await to_the_end(self._service.codec, prepare_request, kept)
+                finally:
+                    self._apart = False
+                self.on_frame(kept)  # It may be one that is decoded, or handled, apart.
             except asyncio.CancelledError:
                 self._send(_DROPPED)
                 raise
+            except Exception as error:
+                self._not_decoded(error)
             finally:
                 kept.release()
                 self._service.pool.give(buffer)
-                self._apart = False
                 self._go_on()
 
         self._begin("first request", prepare(), key)

@@ -47,6 +47,14 @@ def _prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the next request be the first of its kind."""
+    monkeypatch.undo()
+    for known in (frames._served, compile._readers, compile._writers):
+        for kind in (HEARTBEAT, HeartbeatRequest, HeartbeatResponse):
+            monkeypatch.delitem(cast("dict[Any, Any]", known), (kind, VERSION), raising=False)
+
+
 def heartbeat(number: int, client_id: str | None = "a client", version: int = VERSION) -> bytes:
     """A request of which the generation and the correlation id are `number`."""
     request = HeartbeatRequest(group_id="g", generation_id=number, member_id="m")
@@ -283,9 +291,14 @@ def test_a_handler_may_have_the_connection_closed() -> None:
     run(story)
 
 
-def test_a_request_handled_apart_holds_the_next_ones_back_but_not_while_its_answer_waits() -> None:
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_request_handled_apart_holds_the_next_ones_back_but_not_while_its_answer_waits(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    if is_first:
+        unprepared(monkeypatch)
     begun: list[int] = []
-    looked, synced = asyncio.Event(), asyncio.Event()
+    looking, looked, synced = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def sync() -> HeartbeatResponse:
         await synced.wait()
@@ -297,6 +310,7 @@ def test_a_request_handled_apart_holds_the_next_ones_back_but_not_while_its_answ
             return HeartbeatResponse()
 
         async def look(copy: HeartbeatRequest) -> Awaitable[HeartbeatResponse]:
+            looking.set()
             await looked.wait()
             begun.append(copy.generation_id)
             return sync()
@@ -307,8 +321,9 @@ def test_a_request_handled_apart_holds_the_next_ones_back_but_not_while_its_answ
         client = Client(handle)
         pool = client.connection._service.pool
         await client.send(*map(heartbeat, (1, 2, 3)))
-        await until(lambda: pool.in_use)
-        assert begun == []
+        await until(lambda: looking.is_set())
+        await asyncio.sleep(0.02)
+        assert begun == [] and pool.in_use
         looked.set()
         await until(lambda: len(begun) == 3)
         assert begun == [1, 2, 3]
@@ -493,10 +508,7 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
 
 def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """The code that reads it, and writes its answer, is made there: up to 10 ms."""
-    monkeypatch.undo()
-    for known in (frames._served, compile._readers, compile._writers):
-        for kind in (HEARTBEAT, HeartbeatRequest, HeartbeatResponse):
-            monkeypatch.delitem(cast("dict[Any, Any]", known), (kind, VERSION), raising=False)
+    unprepared(monkeypatch)
     threads: list[int] = []
 
     def note(*declared: type, version: int) -> None:
