@@ -775,4 +775,13 @@ RELIABILITY = (
         "test_metadata_that_is_older_than_the_logs_and_later_than_its_copy_stays",
         Edit(REPAIR, "        if not found.is_cut and not is_behind and not may_be_older:\n", "        if False:\n"),
     ),
+    _seen(
+        "requests behind the first one of its kind do not wait until it is prepared for",
+        "tests/end_to_end/test_first_requests.py::test_the_first_request_is_answered_first_where_it_is_decoded_apart",
+        Edit(
+            CONNECTION,
+            "        self._apart = True\n\n        async def prepare() -> None:",
+            "        self._apart = False\n\n        async def prepare() -> None:",
+        ),
+    ),
 )

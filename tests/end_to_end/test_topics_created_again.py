@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from uuid import UUID
 
 import pytest
@@ -373,5 +374,38 @@ def test_a_topic_that_is_deleted_stays_so_while_its_producer_has_no_record_for_i
             assert TOPIC not in await admin.list_topics()
             outcome = await (await producer.send(TOPIC, b"y"))
             assert (outcome.offset, TOPIC in await admin.list_topics()) == (0, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_is_gone_when_its_slices_are_claimed_keeps_no_other_from_being_read(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the decision to claim and the claim topics are looked at again: one of them is deleted."""
+    fetch, gone, kept = SliceFetches._fetch, f"{TOPIC}-gone", f"{TOPIC}-kept"
+    forgotten: list[str] = []
+
+    async def look_and_fetch(fetches: SliceFetches, node: int, partitions: Iterable[TopicPartition]) -> None:
+        if gone in fetches._topics and not forgotten:
+            forgotten.append(gone)
+            fetches._topics = {name: info for name, info in fetches._topics.items() if name != gone}
+        await fetch(fetches, node, partitions)
+
+    monkeypatch.setattr(SliceFetches, "_fetch", look_and_fetch)
+
+    async def scenario() -> None:
+        async with Admin(broker.address) as admin, Producer(broker.address) as producer:
+            for name in (gone, kept):
+                await admin.create_topics(name, partitions=1, configs={"accept.range.fetch": "true"})
+            for number in range(20):
+                await producer.send(kept, f"{number}", key=f"{number}")
+            await producer.flush()
+            settings = {"group_id": "gone", "share": "any", "auto_offset_reset": "earliest"}
+            async with Consumer(broker.address, **settings) as consumer, asyncio.timeout(30):
+                consumer.subscribe([gone, kept])
+                found: set[bytes | None] = set()
+                while len(found) < 20:
+                    found |= {record.value for record in await consumer.poll(0.2)}
+        assert forgotten
 
     asyncio.run(scenario())

@@ -21,10 +21,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from urllib.parse import parse_qs
 from wsgiref.simple_server import WSGIRequestHandler
 
 from prometheus_client import CollectorRegistry, Metric, make_wsgi_app
-from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.exposition import ThreadingWSGIServer, choose_encoder, gzip_accepted
 from prometheus_client.registry import Collector
 
 from anabranch.runtime.metrics import Buckets, Family, Metrics, Sample
@@ -41,10 +42,10 @@ REQUEST_SIZE_MAX = 16 * 1024
 """Bytes of a request, of which parsing takes several times as many; the connection of a longer one ends."""
 PLACE_S = 1.0
 """How long a connection waits for the place of another."""
+GRACE_S = 0.25
+"""How long a connection may wait for its client before it is closed for another: its request may just be read."""
 LOOK_S = 0.01
 """How long until it looks again whether one waits for its client."""
-ACCEPTED = ("HTTP_ACCEPT", "HTTP_ACCEPT_ENCODING")
-"""What tells, beside the address, one answer from another."""
 RESTS_S_MAX = 0.2
 """How long rendering rests at most: a loop that is slow to give its values is busy anyway."""
 TIMEOUT_S = 10.0
@@ -119,7 +120,7 @@ class _Request(io.RawIOBase):
 class _Answer(io.BufferedIOBase):
     """Sends an answer, whose head finds room in the socket: the deadline of the body is that of the answer."""
 
-    def __init__(self, connection: socket.socket, timeout_s: float, begin: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, timeout_s: float, begin: Callable[[], object]) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self._begin = begin
@@ -147,7 +148,7 @@ class _Handler(WSGIRequestHandler):
         self.connection = self.request
         waits = self.server.waiting
         self.rfile = io.BufferedReader(_Request(self.connection, self.timeout))
-        self.wfile = _Answer(self.connection, self.timeout, lambda: waits.setdefault(self.connection))
+        self.wfile = _Answer(self.connection, self.timeout, lambda: waits.setdefault(self.connection, time.monotonic()))
 
     def parse_request(self) -> bool:
         """Parse the whole request; from now on its connection waits for the metrics."""
@@ -174,8 +175,8 @@ class HttpServer(ThreadingWSGIServer):
         self.set_app(_only_metrics(self._together))
         self._free = threading.Semaphore(REQUESTS_MAX)
         self.connections: set[socket.socket] = set()
-        self.waiting: dict[socket.socket, None] = {}
-        """The connections that wait for their clients, the one that has waited longest first."""
+        self.waiting: dict[socket.socket, float] = {}
+        """The connections that wait for their clients, the one that has waited longest first, and since when."""
         self._closed = metrics.counter(
             "anabranch_metrics_connections_closed_total", "Connections for metrics closed or refused for want of room."
         )
@@ -185,7 +186,7 @@ class HttpServer(ThreadingWSGIServer):
         taken = self._free.acquire(blocking=False) or self._free_a_place()
         if taken:
             self.connections.add(request)
-            self.waiting[request] = None
+            self.waiting[request] = time.monotonic()
         return taken
 
     def _free_a_place(self) -> bool:
@@ -193,8 +194,8 @@ class HttpServer(ThreadingWSGIServer):
         deadline = time.monotonic() + PLACE_S
         taken = closed = False
         while not taken and time.monotonic() < deadline:
-            oldest = None if closed else next(iter(self.waiting.copy()), None)
-            if oldest is not None:
+            oldest, since = next(iter(self.waiting.copy().items()), (None, 0.0))
+            if oldest is not None and not closed and time.monotonic() - since >= GRACE_S:
                 self.waiting.pop(oldest, None)
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # Its thread ends.
@@ -234,7 +235,7 @@ class HttpServer(ThreadingWSGIServer):
 
 
 Application = Callable[["WSGIEnvironment", "StartResponse"], Iterable[bytes]]
-Asked = tuple[str | None, ...]
+Asked = tuple[object, ...]
 
 
 class Rendered(NamedTuple):
@@ -263,7 +264,7 @@ class Together:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request. Whatever the application raises, and RuntimeError when closed."""
-        asked = tuple(environ.get(field) for field in ("REQUEST_METHOD", "PATH_INFO", "QUERY_STRING", *ACCEPTED))
+        asked = _asked(environ)
         with self._lock:
             self.waiting += 1
         try:
@@ -302,6 +303,17 @@ class Together:
     def close(self) -> None:
         """Render nothing more."""
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _asked(environ: WSGIEnvironment) -> Asked:
+    """What tells one answer from another: the names asked for, the form, and whether it is compressed."""
+    accepted = environ.get("HTTP_ACCEPT", "")
+    try:
+        _, form = choose_encoder(accepted)
+    except (TypeError, ValueError):
+        form = ""
+    names = frozenset(parse_qs(environ.get("QUERY_STRING", "")).get("name[]", ()))
+    return environ.get("REQUEST_METHOD"), names, form, gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", ""))
 
 
 def _only_metrics(application: Application) -> Application:

@@ -371,7 +371,7 @@ def test_one_answer_is_rendered_at_a_time_for_all_who_ask_the_same_before_it_beg
         return [b"%d" % len(rendered)]
 
     def ask(query: str) -> list[bytes]:
-        return [*together({"QUERY_STRING": query}, lambda *given: print)]
+        return [*together({"QUERY_STRING": f"name[]={query}"}, lambda *given: print)]
 
     with closing(Together(application)) as together, ThreadPoolExecutor(10) as clients:
         first = clients.submit(ask, "a")
@@ -382,7 +382,7 @@ def test_one_answer_is_rendered_at_a_time_for_all_who_ask_the_same_before_it_beg
         may_end.set()
         assert first.result() == [b"1"], "nobody is given values of before the request"
         assert sorted(each.result()[0] for each in later) in ([b"2"] * 4 + [b"3"] * 5, [b"2"] * 5 + [b"3"] * 4)
-    assert sorted(rendered) == ["a", "a", "b"]
+    assert sorted(rendered) == ["name[]=a", "name[]=a", "name[]=b"]
 
 
 def test_the_loop_goes_on_between_any_two_metrics() -> None:

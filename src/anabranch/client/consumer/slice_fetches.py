@@ -159,10 +159,13 @@ class SliceFetches:
         """Fetch the next slices of partitions from their leader."""
         settings, context = self._settings, self._context
         asked_as = context.identity()
-        claims = {tp: (session := self._ledger.session(tp), session.sequence) for tp in partitions}
-        request = self._request(claims, settings.fetch_max_wait_ms)
-        names = {self._topics[name].topic_id: name for name in {tp.topic for tp in claims}}
         try:
+            there = [tp for tp in partitions if tp.topic in self._topics]  # They may have been looked at again since.
+            if not there:
+                return
+            claims = {tp: (session := self._ledger.session(tp), session.sequence) for tp in there}
+            request = self._request(claims, settings.fetch_max_wait_ms)
+            names = {self._topics[name].topic_id: name for name in {tp.topic for tp in claims}}
             pause = False
             try:
                 connection = await self._cluster.connection(node, PURPOSE)
@@ -184,7 +187,7 @@ class SliceFetches:
                 await context.epoch_or_pause(asked_as)
         finally:
             self._busy.discard(node)
-        self._driver.happened()
+            self._driver.happened()
 
     def _request(self, claims: Claims, wait_ms: int) -> FetchRequest:
         settings = self._settings
@@ -314,9 +317,9 @@ class SliceFetches:
             leader = -1 if info is None or tp.partition not in info.partitions else info.partitions[tp.partition].leader
             if leader >= 0:
                 by_node.setdefault(leader, {})[tp] = session, END_SESSION
-        for node, claims in by_node.items():
+        requests = {node: self._request(claims, 0) for node, claims in by_node.items()}
+        for node, request in requests.items():
             try:
-                request = self._request(claims, 0)
                 connection = await self._cluster.connection(node, PURPOSE)
                 await connection.send(request, timeout_ms=END_TIMEOUT_MS)
             except (AnabranchError, OSError):

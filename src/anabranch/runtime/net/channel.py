@@ -376,16 +376,11 @@ class FrameChannel:
         frame, buffer = self._frame, self._buffer
         assert frame is not None and buffer is not None
         self._frame = self._buffer = None
-        self._handed = buffer
         self._consuming = True
         try:
-            self._handler.on_frame(frame)
+            self.hand_over(buffer, frame)
         finally:
             self._consuming = False
-            frame.release()
-            if self._handed is not None:
-                self._pool.give(buffer)
-                self._handed = None
             self._pool.end(self)
 
     def keep_frame(self, frame: memoryview) -> tuple[Buffer, memoryview]:
@@ -399,6 +394,17 @@ class FrameChannel:
             buffer = self._pool.take(size)
             buffer[:size] = frame
         return buffer, memoryview(buffer)[:size]
+
+    def hand_over(self, buffer: Buffer, frame: memoryview) -> None:
+        """Have a frame handled that has a buffer of its own, which is given back unless its handler keeps it."""
+        self._handed = buffer
+        try:
+            self._handler.on_frame(frame)
+        finally:
+            frame.release()
+            if self._handed is not None:
+                self._pool.give(buffer)
+                self._handed = None
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

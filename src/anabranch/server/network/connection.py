@@ -58,7 +58,7 @@ from anabranch.server.network.gathering import gathered
 from anabranch.server.network.service import ApiMetrics, Service
 
 events = EventLogger("listener")
-PRODUCE, API_VERSIONS = 0, 18
+NO_API, PRODUCE, API_VERSIONS = -1, 0, 18
 LARGE_REQUEST_SIZE = 32 * 1024
 """Bytes of a request from which on it is decoded in a thread: 1,000 partitions of a fetch, which take 2 ms."""
 LOOP_ELEMENTS_MAX = 1_000
@@ -181,30 +181,31 @@ class Connection:
 
     def _prepare(self, frame: memoryview) -> None:
         """Handle the first request of its kind once the code that it takes is made; no further one begins meanwhile."""
-        key = request_key(frame)
-        if self._drops(key):
+        if self._drops(request_key(frame)):
             return
         buffer, kept = self.channel.keep_frame(frame)
         self._apart = True
 
         async def prepare() -> None:
             try:
-                try:
-                    await to_the_end(self._service.codec, prepare_request, kept)
-                finally:
-                    self._apart = False
-                self.on_frame(kept)  # It may be one that is decoded, or handled, apart.
+                await to_the_end(self._service.codec, prepare_request, kept)
             except asyncio.CancelledError:
+                self._service.pool.give(buffer)
                 self._send(_DROPPED)
                 raise
             except Exception as error:
-                self._not_decoded(error)
-            finally:
-                kept.release()
                 self._service.pool.give(buffer)
+                self._not_decoded(error)
+                return
+            finally:
+                self._apart = False
                 self._go_on()
+            try:
+                self.channel.hand_over(buffer, kept)  # It may be one that is decoded, or handled, apart.
+            except Exception as error:
+                self._not_decoded(error)
 
-        self._begin("first request", prepare(), key)
+        self._begin("first request", prepare(), NO_API)  # A hang-up does not cancel it.
         self._hold_back()
 
     def _take_apart(self, frame: memoryview, began: float) -> None:
