@@ -473,9 +473,9 @@ def test_a_large_request_is_decoded_in_a_thread_and_the_next_one_begins_when_it_
     threads: list[int] = []
     answered = asyncio.Event()
 
-    def decode(frame: memoryview, *most: int, **options: bool) -> Any:
+    def decode(frame: memoryview, *most: int, **_: bool) -> Any:
         threads.append(threading.get_ident())
-        return decode_request(frame, *most, **options)
+        return decode_request(frame, *most)
 
     for module in ("anabranch.protocol.frames", "anabranch.server.network.connection"):
         monkeypatch.setattr(f"{module}.decode_request", decode)
@@ -547,10 +547,10 @@ def test_a_large_request_that_is_malformed_closes_its_connection() -> None:
 def test_a_connection_may_close_while_its_request_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoding, decoded = threading.Event(), threading.Event()
 
-    def decode(frame: memoryview, *most: int, **options: bool) -> Any:
+    def decode(frame: memoryview, *most: int, **_: bool) -> Any:
         decoding.set()
         assert decoded.wait(10)
-        return decode_request(frame, *most, **options)
+        return decode_request(frame, *most)
 
     monkeypatch.setattr("anabranch.protocol.frames.decode_request", decode)
 
