@@ -448,3 +448,21 @@ def test_the_broker_starts_without_the_libraries_that_it_does_not_need() -> None
         check=True,
     )
     assert found.stdout.strip() == "[]"
+
+
+def test_a_broker_tells_what_its_threads_do_and_goes_on(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port) as client:
+        client.create("before")
+        broker.signal(signal.SIGQUIT)
+        deadline = time.monotonic() + 10
+        while not any(line["event"].startswith("Current thread") for line in broker.said("raw")):
+            assert time.monotonic() < deadline, broker.lines
+            time.sleep(0.01)
+        client.create("after")
+
+
+def test_a_broker_that_crashes_tells_where(tmp_path: Path) -> None:
+    broker = BrokerProcess(tmp_path).start()
+    broker.signal(signal.SIGSEGV)
+    assert broker.wait() == -signal.SIGSEGV
+    assert any("Segmentation fault" in line["event"] for line in broker.said("raw"))

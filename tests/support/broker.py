@@ -12,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGKILL, SIGQUIT, SIGTERM, Signals
 from typing import Any
 
 from tests.support.forking import ROOT, Forked, start
@@ -144,9 +144,17 @@ class BrokerProcess:
         """Wait for lines of its log."""
         deadline = time.monotonic() + timeout_s
         while len(found := self.said(level, event)) < count:
-            assert time.monotonic() < deadline, f"{count} times {event!r} expected, got {self.lines}"
+            assert time.monotonic() < deadline, f"{count} times {event!r} expected, {self._state()}"
             time.sleep(0.01)
         return found
+
+    def _state(self) -> str:
+        """What it does, in place of what a test waits for: where it has ended, how; its stacks, if not; its log."""
+        assert self._process is not None
+        if (code := self._process.poll()) is None:
+            self.signal(SIGQUIT)
+            time.sleep(0.5)
+        return f"exit code {code}, got {self.lines}"
 
     def resident_bytes(self) -> int:
         """Its resident memory."""

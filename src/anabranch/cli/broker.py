@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import os
 import resource
 import signal
@@ -113,6 +114,8 @@ def raise_file_limit() -> None:
 def run(settings: Settings) -> int:
     """Run a broker until SIGTERM or SIGINT; return the exit code."""
     raise_file_limit()
+    faulthandler.enable()
+    faulthandler.register(signal.SIGQUIT)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     import uvloop
 
