@@ -431,7 +431,7 @@ RELIABILITY = (
         "all requests that came at once are handled before any other",
         f"{PEERS}::test_thousands_of_small_requests_that_come_at_once_are_answered_in_short_steps",
         Edit("runtime/net/channel.py", "FRAMES_PER_TURN_MAX = 16\n", "FRAMES_PER_TURN_MAX = 1 << 30\n"),
-        Edit("runtime/net/channel.py", "FRAMES_TURN_S = 0.0005\n", "FRAMES_TURN_S = 1e9\n"),
+        Edit("runtime/net/channel.py", "FRAMES_TURN_S = 0.001\n", "FRAMES_TURN_S = 1e9\n"),
         Edit(
             "runtime/net/channel.py",
             "min(FRAMES_TURN_S, FRAMES_ROUND_S / (1 + len(self._pool.turns)))",

@@ -10,7 +10,7 @@ Timers are named by tuples: ("session" | "rebalance" | "join" | "sync", group, m
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from typing import Any, TypeVar
 
@@ -94,7 +94,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
             size_max=settings.max_size,
         )
         self.regexes = regexes or Regexes(settings.consumer_regex_length_max)
-        self._lives: dict[str, Live] = {}
+        self._lives: defaultdict[str, Live] = defaultdict(Live)
         self.starts = Starts()
         self.keeper = Gatekeeper(self.groups, self.offsets, self.starts, self.regexes)
         self.offsets.on_commit = self.keeper.committed
@@ -385,7 +385,7 @@ class Coordinator(AskedPositions, HeardResets, OffsetRequests, Weights):
         live: Live | None = None,
         room: int = LOOK_ROOM,
     ) -> Step:
-        live = live or (self._lives.setdefault(group.group_id, Live()) if group.group_id in self.groups else Live())
+        live = live or (self._lives[group.group_id] if group.group_id in self.groups else Live())
         return Step(
             group,
             live,

@@ -66,13 +66,12 @@ class Gate:
         """The positions to write when a member's assignment changes."""
         return self._keeper.handed_out(self._group, before, after, self._now_ms)
 
-    def speak(self, member_id: str) -> None:
-        """Note that a member has spoken."""
-        self._keeper.of(self._group.group_id).standing.speak(member_id, self._now_ms)
-
-    def hear(self, member_id: str) -> None:
-        """Note that a member has received the last answer."""
-        self._keeper.of(self._group.group_id).standing.hear(member_id, self._now_ms)
+    def speak(self, member_id: str, *, heard: bool = False) -> None:
+        """Note that a member has spoken; `heard`: it has received the last answer."""
+        standing = self._keeper.of(self._group.group_id).standing
+        standing.speak(member_id, self._now_ms)
+        if heard:
+            standing.hear(member_id, self._now_ms)
 
     def forget(self, member_id: str, *, but: Iterable[At] = ()) -> None:
         """Drop what is known of the partitions that a member no longer owns."""
@@ -94,13 +93,19 @@ class Gate:
 
     def is_idle(self, member_id: str) -> bool:
         """Whether nothing has changed since a reconciliation of the member that changed nothing."""
-        gates = self._keeper.known(self._group.group_id)
-        return gates is not None and gates.idle.get(member_id) == self._basis(gates)
+        return is_idle(self._keeper, self._group, member_id)
 
     def note_idle(self, member_id: str) -> None:
         """Note that a reconciliation of the member has changed nothing."""
         gates = self._keeper.of(self._group.group_id)
-        gates.idle[member_id] = self._basis(gates)
+        gates.idle[member_id] = _basis(self._keeper, self._group, gates)
 
-    def _basis(self, gates: GroupGates) -> tuple[object, ...]:
-        return self._group.changes, gates.freed, self._keeper.offsets.image.version
+
+def is_idle(keeper: Gatekeeper, group: ConsumerGroup, member_id: str) -> bool:
+    """Whether nothing has changed since a reconciliation of the member that changed nothing."""
+    gates = keeper.known(group.group_id)
+    return gates is not None and gates.idle.get(member_id) == _basis(keeper, group, gates)
+
+
+def _basis(keeper: Gatekeeper, group: ConsumerGroup, gates: GroupGates) -> tuple[object, ...]:
+    return group.changes, gates.freed, keeper.offsets.image.version

@@ -10,6 +10,7 @@ the decision of a timer, so that it sees what the decision that rang for it has 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
@@ -55,7 +56,7 @@ class Gatekeeper:
         self.starts = starts
         self._regexes = regexes
         self._hand_outs = HandOuts(offsets, starts, regexes)
-        self._of: dict[str, GroupGates] = {}
+        self._of: defaultdict[str, GroupGates] = defaultdict(GroupGates)
         self._moved_by_marker: dict[str, None] = {}
         """Groups with offsets that a transaction has committed, and that are not looked at yet."""
         self.hearing: dict[UUID, dict[str, None]] = {}
@@ -65,7 +66,7 @@ class Gatekeeper:
 
     def of(self, group_id: str) -> GroupGates:
         """The soft state of a group."""
-        return self._of.setdefault(group_id, GroupGates())
+        return self._of[group_id]
 
     def known(self, group_id: str) -> GroupGates | None:
         """The soft state of a group, if it has any."""

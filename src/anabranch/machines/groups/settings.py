@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from anabranch.base.limits import PATTERN_LENGTH_MAX
 from anabranch.machines.groups.assignors.registry import Assignors
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupSettings:
+class ConsumerGroupSettings(NamedTuple):
     """The settings of one group of the consumer protocol."""
 
     session_timeout_ms: int
@@ -72,6 +72,8 @@ class GroupSettings:
     def of(self, group_id: str) -> ConsumerGroupSettings:
         """The settings of a group: its configs over the broker's."""
         configs = self.group_configs(group_id)
+        if not configs:
+            return ConsumerGroupSettings(self.consumer_session_timeout_ms, self.consumer_heartbeat_interval_ms)
         return ConsumerGroupSettings(
             int(configs.get("consumer.session.timeout.ms", self.consumer_session_timeout_ms)),
             int(configs.get("consumer.heartbeat.interval.ms", self.consumer_heartbeat_interval_ms)),

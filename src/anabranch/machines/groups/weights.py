@@ -15,11 +15,12 @@ from uuid import UUID
 from anabranch.base.errors import ApiError
 from anabranch.machines.groups.classic import ClassicGroup
 from anabranch.machines.groups.consumer.group import LEFT_FOR_A_WHILE, Assignment, ConsumerGroup, Member
-from anabranch.machines.groups.gate import Gate
+from anabranch.machines.groups.gate import is_idle
 from anabranch.machines.groups.gatekeeper import Gatekeeper
 from anabranch.machines.groups.image import Image
 from anabranch.machines.groups.offsets import TOPIC_IDS_SINCE, Offsets
 from anabranch.machines.groups.positions import Positions
+from anabranch.machines.groups.quiet import describes_nothing
 from anabranch.machines.groups.regex import Regexes
 
 if TYPE_CHECKING:
@@ -59,19 +60,22 @@ class Weights:
     @abstractmethod
     def positions(self) -> Positions: ...
 
+    def weight_of_quiet(self, group_id: str, member_id: str) -> int:
+        """The weight of a ConsumerGroupHeartbeat that says nothing: none in quiet times."""
+        group = self.groups.get(group_id)
+        weight = self.positions.unread_count(group_id)
+        if isinstance(group, ConsumerGroup) and (member := group.members.get(member_id)) is not None:
+            weight += self.weight_of_member(group, member)
+        return weight
+
     def weight_of_heartbeat(self, request: ConsumerGroupHeartbeatRequest) -> int:
-        """The weight of a ConsumerGroupHeartbeat: none in quiet times."""
+        """The weight of a ConsumerGroupHeartbeat."""
         group = self.groups.get(request.group_id)
         owned = sum(len(topic.partitions) for topic in request.topic_partitions or ())
         owned += self.positions.unread_count(request.group_id)
         member = group.members.get(request.member_id) if isinstance(group, ConsumerGroup) else None
-        changes = (
-            request.subscribed_topic_names is not None
-            or request.subscribed_topic_regex is not None
-            or request.server_assignor is not None
-            or request.client_assignors is not None
-        )
-        if isinstance(group, ConsumerGroup) and member is not None and request.member_epoch > JOINING and not changes:
+        quiet = request.member_epoch > JOINING and describes_nothing(request)
+        if isinstance(group, ConsumerGroup) and member is not None and quiet:
             return owned + self.weight_of_member(group, member)
         if request.member_epoch <= LEFT_FOR_A_WHILE:
             return 0 if member is None else _held(member)
@@ -86,7 +90,7 @@ class Weights:
         """The weight of moving a member one step towards its target, and of the target if that is due."""
         if group.epoch != group.target_epoch:
             return self.weight_of_group(group.group_id)
-        if Gate(self.keeper, group, 0, 0).is_idle(member.member_id):
+        if is_idle(self.keeper, group, member.member_id):
             return 0
         changing = 0 if member.epoch == group.target_epoch and not member.revoking else len(group.holders) // LOOKED_AT
         return changing + _held(member) + _count(group.target(member.member_id))

@@ -28,7 +28,7 @@ READ_TURN_SIZE_MAX = 2 * 1024 * 1024
 """The bytes one channel may receive before the other channels have their turn."""
 FRAMES_PER_TURN_MAX = 16
 """The frames one channel may hand over before the other channels have their turn, however small they are."""
-FRAMES_TURN_S = 0.0005
+FRAMES_TURN_S = 0.001
 """After so long it is the others' turn, too."""
 WRITE_TURN_SIZE_MAX = 4 * 1024 * 1024
 """The bytes one channel may send before the other channels have their turn."""

@@ -112,6 +112,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
         self._connections = connections
         self._former: dict[int, int] = {}
         """By partition: up to which connection members have spoken to a machine that was thrown away."""
+        self._former_newest = 0
+        """The largest of these."""
         self._full_warnings = EventLimit(WARNING_INTERVAL_S)
         self._view.watch(self._on_update)
         self.metadata = MetadataAdmission(
@@ -193,6 +195,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
         Such a request may be older than one that the same client has sent on a newer connection.
         """
+        if connection > self._former_newest:  # As nearly always.
+            return False
         return connection <= self._former.get(coordinator_partition(group_id, self.count()), 0)
 
     def machines(self) -> Iterator[Coordinator]:
@@ -221,7 +225,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
     def weighed(self, weigh: Callable[[Coordinator], int]) -> Callable[[Coordinator], int]:
         """What weighs a decision that may compute an assignment: it is for a thread until what it needs is loaded."""
-        self.warm()
+        if self._warming is None:
+            self.warm()
         assert self._warming is not None
         return weigh if self._warming.done() else lambda coordinator: COLD
 
@@ -239,7 +244,8 @@ class Groups(ShardSet["Coordinator", "CoordinatorRecord"]):
 
         if self._group_settings is None:
             self._group_settings = self._read_settings()
-        self._former[partition] = self._connections.newest if partition in self._former else 0
+        former = self._former[partition] = self._connections.newest if partition in self._former else 0
+        self._former_newest = max(self._former_newest, former)
         if self._regexes is None:
             self._regexes = Regexes(
                 self._group_settings.consumer_regex_length_max,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from anabranch.machines.groups.quiet import describes_nothing, says_nothing
 from anabranch.server.coordinators.member_metadata import sync_size
 from anabranch.server.coordinators.shard import ON_LOOP_MAX
 
@@ -39,14 +40,9 @@ BYTES_READ = 100
 
 def of_heartbeat(request: ConsumerGroupHeartbeatRequest) -> Callable[[Coordinator], int]:
     """The weight of a ConsumerGroupHeartbeat."""
-    changes = (
-        request.member_epoch <= 0
-        or request.subscribed_topic_names is not None
-        or request.subscribed_topic_regex is not None
-        or request.server_assignor is not None
-        or request.client_assignors is not None
-    )
-
+    if says_nothing(request):
+        return lambda machine: machine.weight_of_quiet(request.group_id, request.member_id)
+    changes = request.member_epoch <= 0 or not describes_nothing(request)
     named = len(request.subscribed_topic_names or ()) + len(request.topic_partitions or ())
 
     def weigh(machine: Coordinator) -> int:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from anabranch.base.errors import ApiError, ErrorCode
 from anabranch.machines.groups.caller import Caller
+from anabranch.machines.groups.quiet import says_nothing
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatRequest,
     ConsumerGroupHeartbeatResponse,
@@ -57,14 +59,19 @@ COPIED_MAX = 20_000
 """Elements copied out of a frame before a decision that may wait in line; requests of more are refused by number."""
 PARTITIONS_ENCODED_MAX = 1_000
 """Partitions of an assignment that are encoded on the loop."""
+PEERS_REMEMBERED_MAX = 4_096
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
 
 
 def caller_of(broker: BrokerContext, call: RequestContext, member_id: str) -> Caller:
     """Describe the sender to the machine; a member without an id may take the one that is given here."""
-    host = call.peer.rpartition(":")[0].strip("[]")
     fresh = "" if member_id else str(broker.chance.uuid())
-    return Caller(call.client_id or "", f"/{host}", call.api_version, fresh, call.connection)
+    return Caller(call.client_id or "", _host_of(call.peer), call.api_version, fresh, call.connection)
+
+
+@lru_cache(PEERS_REMEMBERED_MAX)
+def _host_of(peer: str) -> str:
+    return f"/{peer.rpartition(':')[0].strip('[]')}"
 
 
 def as_member(
@@ -157,6 +164,8 @@ def handle_consumer_group_heartbeat(
     """Join, stay, report, leave."""
     if not broker.groups.consumer_protocol:
         return _heartbeat_refused(ErrorCode.UNSUPPORTED_VERSION, NO_CONSUMER_PROTOCOL)
+    if says_nothing(request):
+        return _heartbeat(broker, request, call)
     groups = broker.groups
     newcomer = request.member_epoch == JOINING and groups.is_newcomer(request.group_id, request.member_id)
     size = heartbeat_size(request, call.client_id, names_max=broker.settings.group_consumer_max_subscribed_names)

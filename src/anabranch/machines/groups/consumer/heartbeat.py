@@ -32,6 +32,7 @@ from anabranch.machines.groups.consumer.reconcile import is_subset, pending_part
 from anabranch.machines.groups.consumer.shares import NO_SHARES, Shares, key_ranges, shares_named
 from anabranch.machines.groups.consumer.step import Step
 from anabranch.machines.groups.consumer.target import client_assignor, offers_of
+from anabranch.machines.groups.quiet import describes_nothing, says_nothing
 from anabranch.machines.key_ranges import WrongKeyRangesError
 from anabranch.protocol.messages.consumer_group_heartbeat import (
     Assignment as AssignmentMessage,
@@ -50,8 +51,10 @@ def check_request(request: ConsumerGroupHeartbeatRequest, version: int, assignor
     joining = request.member_epoch == JOINING
     _need(bool(request.group_id), "GroupId is empty.")
     _need(bool(request.member_id) or (joining and version == 0), "MemberId is empty; clients make their own.")
-    _need(request.member_epoch >= LEFT_FOR_A_WHILE, f"MemberEpoch is {request.member_epoch}; it is at least -2.")
     _need(request.instance_id != "", "InstanceId is empty; leave it out instead.")
+    if says_nothing(request):
+        return
+    _need(request.member_epoch >= LEFT_FOR_A_WHILE, f"MemberEpoch is {request.member_epoch}; it is at least -2.")
     _need(request.rack_id != "", "RackId is empty; leave it out instead.")
     if request.member_epoch == LEFT_FOR_A_WHILE:
         _need(request.instance_id is not None, "MemberEpoch is -2, but only a member with an InstanceId will be back.")
@@ -128,7 +131,8 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
             f"group.consumer.max.subscribed.names allows {most}.",
         )
     said = _merged(MemberMetadata() if member is None else member.described, request, caller)
-    if member is None or said != member.described:
+    changed = member is None or (said is not member.described and said != member.described)
+    if changed:
         check_names(step, None if member is None else member.described, said)
         _check_versions(group, member_id, said)
     if member is None:
@@ -139,19 +143,18 @@ def heartbeat(step: Step, request: ConsumerGroupHeartbeatRequest, caller: Caller
         calls = True
     else:
         was_classic = replaced is not None and member.described.classic is not None
-        calls = was_classic or calls_for_assignment(member.described, said)  # Its assignment may be of long before.
+        # Its assignment may be of long before.
+        calls = was_classic or (changed and calls_for_assignment(member.described, said))
         if replaced is not None:
             replace_member(step, member, member_id, said)
-        elif said != member.described:
+        elif changed:
             step.put(member_record(step.group_id, member_id, said))
     if request.member_epoch == JOINING:
         step.gate.forget(member_id)
         if member is not None:
             step.gate.begins_anew(member_id, member.assigned)
-    step.gate.speak(member_id)
     anew = step.spoke(member_id, caller)
-    if not anew:
-        step.gate.hear(member_id)
+    step.gate.speak(member_id, heard=not anew)
     if calls:
         step.next_epoch()
     step.assign()
@@ -269,12 +272,7 @@ def _merged(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, call
     said = before
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     if (
-        names is None
-        and regex is None
-        and request.server_assignor is None
-        and request.client_assignors is None
-        and request.rebalance_timeout_ms == -1
-        and request.rack_id is None
+        describes_nothing(request)
         and before.instance_id == request.instance_id
         and before.allow_key_share >= request.allow_key_share
     ):

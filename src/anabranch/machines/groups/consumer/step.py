@@ -87,6 +87,7 @@ class Step:
         self.settings = settings
         self.gate = gate
         self.now_ms = now_ms
+        self._configs: ConsumerGroupSettings | None = None
 
     @property
     def group(self) -> ConsumerGroup:
@@ -105,7 +106,9 @@ class Step:
     @property
     def configs(self) -> ConsumerGroupSettings:
         """The settings of this group."""
-        return self.settings.of(self.group_id)
+        if self._configs is None:
+            self._configs = self.settings.of(self._group.group_id)
+        return self._configs
 
     def put(self, *records: CoordinatorRecord) -> None:
         """Decide that this is so."""
@@ -143,7 +146,7 @@ class Step:
         """Expect to hear from the member again within the session timeout."""
         classic = member.described.classic
         timeout_ms = self.configs.session_timeout_ms if classic is None else classic.session_timeout_ms
-        self.draft.set_timer(("session", self.group_id, member.member_id), self.now_ms + timeout_ms)
+        self.draft.set_timer(("session", self._group.group_id, member.member_id), self.now_ms + timeout_ms)
 
     def expect_within_rebalance_timeout(self, kind: str, member: Member) -> None:
         """Give the member its rebalance timeout for something; `kind` names the timer."""
@@ -176,14 +179,14 @@ class Step:
 
     def assign(self) -> None:
         """Compute the target for the group's epoch if it is due, or have a member compute it."""
-        if self.group.target_epoch == self.group.epoch:
+        group = self.group
+        if group.target_epoch == group.epoch:
             return
         offer = client_assignor(offers_of(member.described) for member in self.group.members.values())
         if offer is not None and self.ask(offer):
             return
         self.live.computation = None
         self.draft.cancel_timer(("compute", self.group_id))
-        group = self.group
         self.put()
         if group.members:
             name = server_assignor(said_by(group), self.settings.consumer_assignors)
