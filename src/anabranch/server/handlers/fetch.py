@@ -234,10 +234,14 @@ def _effort_of(request: FetchRequest) -> int:
     topics, forgotten = request.topics, request.forgotten_topics_data
     effort = len(topics) + len(forgotten)
     if effort < PARTITIONS_AT_A_TIME:
-        effort += sum(len(topic.partitions) for topic in topics)
-        effort += sum(len(topic.partitions) for topic in forgotten)
+        for named in (topics, forgotten):
+            for topic in named:
+                effort += len(topic.partitions)
     if effort < PARTITIONS_AT_A_TIME:
-        effort += sum(_effort(asked) - 1 for topic in topics for asked in topic.partitions)
+        for topic in topics:
+            for asked in topic.partitions:
+                if asked.key_ranges or asked.filter is not None:
+                    effort += _effort(asked) - 1
     return effort
 
 
