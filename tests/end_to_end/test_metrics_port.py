@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+import urllib.request
 from collections import deque
 from collections.abc import Iterator
 
@@ -135,3 +136,12 @@ def test_whole_requests_without_number_keep_no_scrape_waiting(broker: BrokerProc
         done.set()
         for each in asking:
             each.join()
+
+
+def test_a_scrape_of_some_names_is_given_these_alone(broker: BrokerProcess) -> None:
+    names = ["kafka_server_socketservermetrics_connections", "kafka_server_socketservermetrics_unsent_bytes"]
+    query = "&".join(f"name[]={name}" for name in [*names, "there_is_no_such_metric"])
+    address = f"http://127.0.0.1:{broker.metrics_port}/metrics?{query}"
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert sorted(line.split()[0] for line in lines if not line.startswith("#")) == names

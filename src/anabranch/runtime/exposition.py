@@ -169,7 +169,7 @@ class HttpServer(ThreadingWSGIServer):
         self.socket = listening
         self.server_name, self.server_port = listening.getsockname()[:2]
         self.setup_environ()
-        registry = CollectorRegistry(auto_describe=False)
+        registry = CollectorRegistry(auto_describe=False, support_collectors_without_names=True)
         registry.register(LoopCollector(metrics, loop))
         self._together = Together(_accepting_anything(make_wsgi_app(registry)))
         self.set_app(_only_metrics(self._together))

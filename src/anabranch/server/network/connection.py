@@ -443,6 +443,7 @@ class Connection:
         answers.note(self, held)
         while isinstance(other := answers.surplus, Connection):
             other.violate(Verdict.UNREAD.value)
+            answers.note(other, 0)  # Whatever it held: or this would go on for ever.
 
     def _flush(self) -> None:
         places = self._places

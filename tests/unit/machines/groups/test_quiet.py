@@ -63,3 +63,16 @@ def test_a_quiet_heartbeat_leaves_nothing(said: dict[str, Any]) -> None:
     assert outcome.reply.error_code == (ErrorCode.UNKNOWN_MEMBER_ID if said else ErrorCode.NONE)
     assert not outcome.records
     assert (set(machine.groups), set(machine.groups[GROUP].members)) == (groups, members)
+
+
+def test_a_quiet_heartbeat_of_a_static_member_leaves_nothing_whether_or_not_it_says_which_it_is() -> None:
+    world = GroupWorld(topics(foo=3))
+    world.join("m0", instance_id="i0")
+    machine = world.coordinator
+    (member,) = machine.groups[GROUP].members.values()
+    for instance_id in ("i0", None):
+        request = quiet(member_epoch=member.epoch, instance_id=instance_id)
+        assert says_nothing(request)
+        outcome = machine.consumer_group_heartbeat(request, Caller(client_id="c" * 10_000, connection=9), 0)
+        assert outcome.reply.error_code == ErrorCode.NONE
+        assert not outcome.records

@@ -273,7 +273,7 @@ def _merged(before: MemberMetadata, request: ConsumerGroupHeartbeatRequest, call
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     if (
         describes_nothing(request)
-        and before.instance_id == request.instance_id
+        and request.instance_id in (None, before.instance_id)
         and before.allow_key_share >= request.allow_key_share
     ):
         return before
