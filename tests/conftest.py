@@ -3,7 +3,7 @@
 Files are shared out among the workers as these become free (`--dist loadfile`), so one that took long and came last
 would keep everybody waiting. Java is told not to compile for a long life: its processes here live for seconds. What
 there is when all tests are known is set aside: each collection of all garbage would look at it for most of a second.
-Examples have no time limit of their own: the lowest priority makes any of them slow.
+Examples have no time limit of their own: a low priority makes any of them slow.
 """
 
 from __future__ import annotations

@@ -419,6 +419,7 @@ def test_claims_of_a_thousand_partitions_take_short_steps(process: BrokerProcess
             ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name="wide", partition_data=data)]),
             12,
         )
+        first.join()  # Making a thousand logs may have taken longer than its session.
         answers = in_short_steps(process, claimed)
         assert all((it.slice.start, it.slice.end) == (0, 9) for it in answers)
 

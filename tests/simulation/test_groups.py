@@ -73,7 +73,7 @@ def test_a_seed_reproduces_a_life_in_another_process_too(hash_seed: str) -> None
         capture_output=True,
         check=True,
         text=True,
-        timeout=60,
+        timeout=600,  # Where others go first it takes long.
     )
     assert told.stdout == story(11)[0] + "\n"
 

@@ -1,8 +1,9 @@
 """The distribution of test files to workers when there are five or more: all but the first four work beside these.
 
 Tests of brokers spend most of their time waiting: four at once leave two thirds of two cores idle. What measures time
-measures the processor's. The other workers take tests that only compute, at the lowest priority: this uses the idle
-time and delays none of the first four. Workers without files of their own take from the others'.
+measures the processor's. The other workers take tests that only compute, at a low priority: this uses the idle time
+and delays the first four little. Not at the lowest: where these leave no time, that is a hundredth of a processor, and
+whatever waits for a process in such a test waits in vain. Workers without files of their own take from the others'.
 
 Spark, and the clients of all libraries, take long to start, and live as long as the worker: each is started by one.
 """
@@ -23,13 +24,15 @@ FIRST = {
 }
 """The workers that take tests with servers, and where those are that each begins with."""
 WORKERS_MIN = len(FIRST) + 1
+NICENESS = 10
+"""A tenth of the others' share of a processor that all want."""
 
 
 def step_back() -> None:
     """In all but the first of enough workers, let these go first."""
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if count >= WORKERS_MIN and os.environ["PYTEST_XDIST_WORKER"] not in FIRST:
-        os.nice(19)
+        os.nice(NICENESS)
 
 
 class BesideScheduling(LoadFileScheduling):

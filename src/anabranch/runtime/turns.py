@@ -2,6 +2,9 @@
 
 A step of the loop that depends on how much there is holds up everybody. What names many things is taken so many at a
 time, and the other tasks of the loop have their turn in between; whatever was true before may have changed after it.
+
+How many are few depends on the machine, and on what they are. So a turn ends with the time, too, by the clock of the
+loop: where that stands still, as in a simulation, turns end where they did in the run before.
 """
 
 from __future__ import annotations
@@ -17,14 +20,23 @@ from anabranch.runtime.loop_steps import timed
 T = TypeVar("T")
 FEW = 4
 """Items at a time where a small file may be written for each, which takes 0.2 to 0.6 ms."""
+TURN_S = 0.002
+"""How long a turn lasts before no further item is taken."""
+
+
+def turn_end() -> float:
+    """When a turn that begins now is over, by the clock of the loop."""
+    return asyncio.get_running_loop().time() + TURN_S
 
 
 async def in_turns(items: Iterable[T], at_a_time: int = FEW) -> AsyncIterator[T]:
-    """Yield items; other work has its turn after each `at_a_time` of them."""
+    """Yield items; other work has its turn after each `at_a_time` of them, and when they have taken `TURN_S`."""
+    now, over = asyncio.get_running_loop().time, turn_end()
     for place, item in enumerate(items, 1):
-        if place % at_a_time == 0:
-            await asyncio.sleep(0)
         yield item
+        if place % at_a_time == 0 or now() >= over:
+            await asyncio.sleep(0)
+            over = turn_end()
 
 
 def spent_in_parts(items: list[T], at_a_time: int) -> Iterator[list[T]]:

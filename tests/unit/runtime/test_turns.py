@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import Callable
 
-from anabranch.runtime.turns import KeyedTurns, Pace, in_turns, spent_in_parts
+from anabranch.runtime.turns import TURN_S, KeyedTurns, Pace, in_turns, spent_in_parts
 
 
 class Item:
     """Can be seen to go."""
 
 
+async def turns_among(count: int, at_a_time: int, each: Callable[[], None] = lambda: None) -> list[object]:
+    """What is done where so many items are taken in turns, and another task wants to have its own all the time."""
+    seen: list[object] = []
+
+    async def beside() -> None:
+        while True:
+            seen.append("beside")
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(beside())
+    async for item in in_turns(range(count), at_a_time):
+        seen.append(item)
+        each()
+    task.cancel()
+    return seen
+
+
 def test_other_tasks_have_their_turn_after_so_many_items() -> None:
     async def story() -> list[object]:
-        seen: list[object] = []
+        asyncio.get_running_loop().time = lambda: 0.0  # type: ignore[method-assign]
+        return await turns_among(5, 2)
 
-        async def beside() -> None:
-            while True:
-                seen.append("beside")
-                await asyncio.sleep(0)
+    assert asyncio.run(story()) == [0, 1, "beside", 2, 3, "beside", 4]
 
-        task = asyncio.create_task(beside())
-        async for item in in_turns(range(5), 2):
-            seen += [item]
-        task.cancel()
-        return seen
 
-    assert asyncio.run(story()) == [0, "beside", 1, 2, "beside", 3, 4]
+def test_a_turn_ends_with_its_time_however_few_the_items_are() -> None:
+    async def story() -> list[object]:
+        now = 0.0
+
+        def take() -> None:
+            nonlocal now
+            now += 0.6 * TURN_S
+
+        asyncio.get_running_loop().time = lambda: now  # type: ignore[method-assign]
+        return await turns_among(5, 100, take)
+
+    assert asyncio.run(story()) == [0, 1, "beside", 2, 3, "beside", 4]
 
 
 def test_each_part_of_what_is_spent_is_freed_before_the_next_one() -> None:

@@ -8,13 +8,12 @@ everybody has read. Where the end of a log is not known, nothing is kept, and th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.cuts import lineage_of
 from anabranch.machines.lineage import Cuts, Lineage
+from anabranch.runtime.turns import in_turns
 from anabranch.server.cluster.view import TopicSnapshot
 
 CutsOf = Callable[[Topic, int], Cuts | None]
@@ -37,10 +36,9 @@ def lineage_prepared(topic: TopicSnapshot, cuts_of: CutsOf) -> Lineage:
 
 async def prepare(topic: TopicSnapshot, cuts_of: CutsOf) -> None:
     """Find the lineage of a topic that is about to be published, in turns."""
-    asked, partitions = _Asked(topic, cuts_of), iter(topic.visible_partitions)
-    while some := list(islice(partitions, CUTS_AT_A_TIME)):
-        asked.some(some)
-        await asyncio.sleep(0)
+    asked = _Asked(topic, cuts_of)
+    async for partition in in_turns(topic.visible_partitions, CUTS_AT_A_TIME):
+        asked.some((partition,))
     if not asked.lineage.unknown:
         topic.derived[_PREPARED] = asked.lineage
 

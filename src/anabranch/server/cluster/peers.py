@@ -7,8 +7,7 @@ offsets are requested and cached, and missing in the response until they arrive.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from anabranch.machines.lineage import Cuts
 from anabranch.machines.partition.load import UNOBSERVED, PartitionLoad
 from anabranch.machines.progress import NEVER_REWRITTEN, Rewritten
 from anabranch.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from anabranch.runtime.turns import in_turns
 from anabranch.server.cluster.lineages import prepare
 from anabranch.server.cluster.view import ClusterUpdate, ClusterView, name_of
 from anabranch.server.partitions.cutting import cuts_of, held_layouts
@@ -138,10 +138,10 @@ class LocalPeers:
 
     async def retiring_ranges(self, topic: str) -> Mapping[int, LogRange]:
         """As `Peers.retiring_ranges`."""
-        partitions, found = self._replicas.of_topic(topic), dict[int, LogRange]()
-        for begin in range(0, len(partitions), LOOKED_AT_AT_A_TIME):
-            found |= retiring_ranges(partitions[begin : begin + LOOKED_AT_AT_A_TIME])
-            await asyncio.sleep(0)
+        found = dict[int, LogRange]()
+        async for partition in in_turns(self._replicas.of_topic(topic), LOOKED_AT_AT_A_TIME):
+            if (held := retiring_range(partition)) is not None:
+                found[partition.name.partition] = held
         return found
 
     async def held_layouts(self, topic: str) -> HeldLayouts | None:
@@ -198,15 +198,9 @@ class LocalPeers:
         return found
 
 
-def retiring_ranges(partitions: Iterable[Partition]) -> dict[int, LogRange]:
-    """The log starts and ends of those partitions that retire, without those where a transaction is open."""
-    return {
-        partition.name.partition: LogRange(
-            partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
-        )
-        for partition in partitions
-        if partition.leadership is not None
-        and partition.retiring
-        and partition.offline_reason is None
-        and not partition.table.transactions
-    }
+def retiring_range(partition: Partition) -> LogRange | None:
+    """The log start and end of a partition that retires; None where it does not, or a transaction is open."""
+    role, log = partition.leadership, partition.log
+    if role is None or not partition.retiring or partition.offline_reason is not None or partition.table.transactions:
+        return None
+    return LogRange(log.log_start, log.end, role.leader_epoch)

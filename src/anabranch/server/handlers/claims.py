@@ -28,6 +28,7 @@ from anabranch.protocol.messages.fetch import (
     PartitionData,
 )
 from anabranch.records.batch import headers
+from anabranch.runtime.turns import in_turns, turn_end
 from anabranch.server.context import BrokerContext, Large, large_or_not
 from anabranch.server.partitions.fetch_sessions import FetchContext, Target
 from anabranch.server.partitions.fetching import Fetch, PartitionRead
@@ -254,7 +255,7 @@ class _Attempt:
             self._refuse(left.popleft(), error.code, error.message)
 
     def _claim_stretch(self, left: deque[_Asked], claimed: dict[tuple[int, int], _Claimed]) -> _Beginning | None:
-        self._work = 0
+        self._work, over, now = 0, turn_end(), asyncio.get_running_loop().time
         for _ in range(min(AT_A_TIME, len(left))):
             asked = left[0]
             asked.looks += 1
@@ -270,7 +271,7 @@ class _Attempt:
                 else:
                     self._answers[asked.at] = found
             left.popleft()
-            if self._work >= WORK_AT_A_TIME:
+            if self._work >= WORK_AT_A_TIME or now() >= over:
                 break
         return None
 
@@ -388,9 +389,7 @@ class _Attempt:
         """
         request, fetches = self._request, self._broker.fetches
         room = min(request.max_bytes, fetches.size_max)
-        for count, (at, each) in enumerate(list(claimed.items()), 1):
-            if count % AT_A_TIME == 0:
-                await asyncio.sleep(0)
+        async for at, each in in_turns([*claimed.items()], AT_A_TIME):
             if each.target.offset > each.found.end:  # All of its records were deleted.
                 self._take(at, claimed.pop(at), None)
                 continue

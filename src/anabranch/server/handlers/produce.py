@@ -8,7 +8,7 @@ appended to in steps. The connection waits meanwhile (`Apart`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
@@ -39,9 +39,11 @@ ABORTABLE_SINCE = 11
 
 
 AT_A_TIME = 4
-"""Partitions that are appended to before other work has its turn: 1 to 3 ms where each has to open its files."""
+"""Partitions that are appended to before other work has its turn."""
+OPENED_AT_A_TIME = 1
+"""Those of them that open their files, or make them: three, of which the kernel takes up to a millisecond for each."""
 AT_ONCE = 30
-"""Partitions of a request that is not taken apart, if at most AT_A_TIME of them have to open their files."""
+"""Partitions of a request that is not taken apart, if at most OPENED_AT_A_TIME of them have to open their files."""
 PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
 
@@ -66,13 +68,16 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
 def _is_long(broker: BrokerContext, topics: Sequence[TopicProduceData], call: RequestContext) -> bool:
     """Whether a request is appended in steps."""
     named = len(topics) + sum(len(topic.partition_data) for topic in topics)
-    if named <= AT_A_TIME or named > AT_ONCE:
-        return named > AT_ONCE
+    return named > AT_ONCE or _opens_many(broker, topics, call)
+
+
+def _opens_many(broker: BrokerContext, topics: Sequence[TopicProduceData], call: RequestContext) -> bool:
+    """Whether more partitions have to open their files than are appended to at a time."""
     opened, now_ms = 0, broker.replicas.time.now_ms()
     for topic in topics:
         name = _name_of(broker, topic, call) or ""
         opened += sum(_opens_file(broker.replicas.get(name, data.index), data, now_ms) for data in topic.partition_data)
-    return opened > AT_A_TIME
+    return opened > OPENED_AT_A_TIME
 
 
 def _opens_file(partition: Partition | None, data: PartitionProduceData, now_ms: int) -> bool:
@@ -83,6 +88,21 @@ def _opens_file(partition: Partition | None, data: PartitionProduceData, now_ms:
     return partition.offline_reason is None and partition.log.opens_file(size, now_ms)
 
 
+def _steps(
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext
+) -> Iterator[tuple[bool, ProduceRequest]]:
+    """Yield requests that are appended at once, and whether the first topic of one goes on with the one before.
+
+    Which files are open is looked up when it is a request's turn.
+    """
+    for continued, part in PARTS.split(request, AT_A_TIME):
+        if _opens_many(broker, part.topic_data, call):
+            for place, (again, single) in enumerate(PARTS.split(part, OPENED_AT_A_TIME)):
+                yield again if place else continued, single
+        else:
+            yield continued, part
+
+
 async def _append_in_steps(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext
 ) -> Answer | Awaitable[Large]:
@@ -90,7 +110,7 @@ async def _append_in_steps(
     whole = ProduceResponse(responses=[])
     unsynced: list[_Unsynced] = []
     parts = 0
-    for continued, part in PARTS.split(request, AT_A_TIME):
+    for continued, part in _steps(broker, request, call):
         checked: dict[int, Checked] = {}
         # All that was sent; then what was sent for partitions that came while others' records were checked.
         while sent := {key: each for key, each in _sent(broker, part, call).items() if key not in checked}:

@@ -117,10 +117,11 @@ class BatchChecks:
 
     async def load(self) -> None:
         """Use machine code; have it compiled by another process before, if there is none yet."""
-        found = native.load()
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, native.load)  # Reading it, and its tables, take up to 8 ms.
         if found is None:
             reason = await _compile()
-            found = native.load()
+            found = await loop.run_in_executor(self._thread, native.load)
             if found is None:
                 events.warning("batches are looked into slowly, there is no machine code", reason=reason)
                 return

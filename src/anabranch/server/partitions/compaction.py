@@ -522,12 +522,11 @@ def _is_to_fold(partition: Partition) -> bool:
 
 async def _in_turns(partitions: Iterable[Partition]) -> AsyncIterator[Partition]:
     """Yield partitions whose segments are looked at; other work has its turn after some."""
-    logs = segments = 0
-    for each in partitions:
-        if logs >= LOGS_AT_A_TIME or segments >= SEGMENTS_AT_A_TIME:
-            logs = segments = 0
+    segments = 0
+    async for each in in_turns(partitions, LOGS_AT_A_TIME):
+        if segments >= SEGMENTS_AT_A_TIME:
+            segments = 0
             await asyncio.sleep(0)
-        logs += 1
         segments += len(each.log.segments) if isinstance(each.log, LocalLog) else 0
         yield each
 

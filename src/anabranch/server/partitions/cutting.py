@@ -6,17 +6,17 @@ made at the start (`held_layouts`), and later only extended.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping
 
 from anabranch.machines.controller.folding import HeldLayouts
 from anabranch.machines.controller.nodes import Topic
 from anabranch.machines.cuts import behind, below, cuts_after
 from anabranch.machines.lineage import Cuts
+from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.partition import KnownCuts, Partition
 
 CUTS_AT_A_TIME = 500
-"""Partitions, and cuts of them, that are looked at before other work has its turn; 3 ms where they are made."""
+"""Partitions that are looked at before other work has its turn."""
 
 
 def cuts_of(partition: Partition | None, topic: Topic) -> Cuts | None:
@@ -68,18 +68,13 @@ async def held_layouts(topic: Topic, partition_of: Callable[[int], Partition | N
     Gives way to other work.
     """
     held: set[int] = set()
-    looked_at, known = 0, True
-    for number in topic.partitions:
-        if looked_at >= CUTS_AT_A_TIME:
-            looked_at = 0
-            await asyncio.sleep(0)
-        looked_at += 1
+    known = True
+    async for number in in_turns(topic.partitions, CUTS_AT_A_TIME):
         cuts = cuts_of(partition_of(number), topic)
         if cuts is None:
             known = False
             continue
         held.update(cuts.layouts)
-        looked_at += len(cuts.layouts)
     if not known:
         return None
     return HeldLayouts(topic.topic_id, topic.newest, frozenset(held), frozenset(topic.partitions))

@@ -28,6 +28,7 @@ from anabranch.machines.partition.fetching import FetchBudget
 from anabranch.machines.partition.sharing import Asked
 from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.metrics import Metrics
+from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.fetch_sessions import FetchContext, FetchSessions, Target
 from anabranch.server.partitions.filtering import FilteredSlice, FilterRefusedError, Filters
 from anabranch.server.partitions.partition import Partition
@@ -198,10 +199,8 @@ class Fetch:
 
     async def read_in_steps(self) -> None:
         """Read every target; other work has its turn after every `READS_AT_A_TIME`."""
-        for place, target in enumerate(self.context.targets, 1):
+        async for target in in_turns(self.context.targets, READS_AT_A_TIME):
             self._reads.append(self._read(target))
-            if place % READS_AT_A_TIME == 0:
-                await asyncio.sleep(0)
 
     @property
     def complete(self) -> bool:

@@ -27,6 +27,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.events import EventLogger
 from anabranch.runtime.mapped import read_in
 from anabranch.runtime.metrics import Metrics
+from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.replicas import Replicas
 from anabranch.storage.interface import OfflineLogError, OffsetOutOfRangeError, Slice, fetched
@@ -39,6 +40,8 @@ EXPANDED_SIZE_MAX = 16 * 1024 * 1024
 SAMPLED_MAX = 32
 LOOKED_AT_MAX = 2_000
 """Partitions of which it is looked up whether they have grown, at a time."""
+BEGUN_AT_A_TIME = 200
+"""Those that are looked at before other work has its turn: 1 to 2 ms where each is seen for the first time."""
 HISTOGRAMS_MAX = 10_000
 COST_PARTS = 200
 NO_TARGET = Selection((), 0)
@@ -105,7 +108,7 @@ class LoadSampling:
         """Sample some of the partitions that have grown."""
         self._spent_s = 0.0
         sampled = 0
-        for _ in range(min(LOOKED_AT_MAX, len(self._replicas.range_fetched))):
+        async for _ in in_turns(range(min(LOOKED_AT_MAX, len(self._replicas.range_fetched))), BEGUN_AT_A_TIME):
             partition = next(self._turn, None)
             if partition is None:
                 self._begin_turn()

@@ -9,7 +9,6 @@ the table, and with it the refusals that were noted meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from anabranch.machines.partition.producers import ProducerTable
 from anabranch.records.checksum import crc32c
 from anabranch.runtime.disk import NAME_MAX, Disk
 from anabranch.runtime.events import EventLogger
-from anabranch.runtime.turns import in_turns, spent_in_parts
+from anabranch.runtime.turns import in_turns
 from anabranch.server.partitions.producer_budget import expire_producers
 from anabranch.server.partitions.topic_settings import TopicSettings
 
@@ -130,12 +129,13 @@ class RemovedPartitions:
 
         Other work has its turn in between.
         """
-        for some in spent_in_parts(list(self._tables.items()), FORGOTTEN_AT_A_TIME):
-            for name, held in some:
-                await expire_producers(held[1], now_ms, idle_max_ms)
-                if not len(held[1]) and self._tables.get(name) is held:  # And was not removed again meanwhile.
-                    self._forget(name)
-            await asyncio.sleep(0)
+        async for name in in_turns([*self._tables], FORGOTTEN_AT_A_TIME):
+            held = self._tables.get(name)
+            if held is None:
+                continue
+            await expire_producers(held[1], now_ms, idle_max_ms)
+            if not len(held[1]) and self._tables.get(name) is held:  # And was not removed again meanwhile.
+                self._forget(name)
 
     def _forget(self, name: TopicPartition) -> None:
         if self._tables.pop(name, None) is None or name not in self._saved:

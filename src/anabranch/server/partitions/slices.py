@@ -92,8 +92,11 @@ class SliceBooks:
         A defect in a book is logged, and leaves out that book alone.
         """
         work = 0
-        for key, slices in list(self._books.items()):
-            more = self._books.get(key) is slices
+        for key in [*self._books]:
+            slices = self._books.get(key)
+            if slices is None:
+                continue
+            more = True
             while more:
                 try:
                     more = slices.sweep(self._live(key.group_id), self.now_ms)

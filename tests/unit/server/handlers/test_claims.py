@@ -13,6 +13,7 @@ import pytest
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import TopicPartition
 from anabranch.protocol.messages.fetch import Claim, FetchedSlice, FetchPartition, FetchRequest, FetchTopic
+from anabranch.runtime import turns
 from anabranch.runtime.clock import Clock
 from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers import claims
@@ -159,6 +160,7 @@ def test_the_claims_of_a_fetch_have_one_turn_together() -> None:
 @pytest.mark.usefixtures("nothing_is_read")
 def test_a_fetch_whose_time_is_over_answers_with_what_it_has_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "CLAIMING_S", 0.0)
+    monkeypatch.setattr(turns, "TURN_S", 60.0)
 
     async def story() -> None:
         leader, many = Leader(range(120)), claims.AT_A_TIME

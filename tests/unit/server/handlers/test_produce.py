@@ -291,7 +291,8 @@ def test_a_partition_that_comes_while_others_records_are_checked_is_given_its_ow
 
     async def end(task: asyncio.Task[Any]) -> ProduceResponse:
         answer = await task
-        return cast(ProduceResponse, await answer if isinstance(answer, Awaitable) else answer)
+        answer = await answer if isinstance(answer, Awaitable) else answer
+        return cast(ProduceResponse, answer.make() if isinstance(answer, Large) else answer)
 
     handled = broker.local.runner.run(begin())
     broker.local.resize(2)
