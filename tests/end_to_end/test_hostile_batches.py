@@ -282,8 +282,8 @@ def test_a_hundred_thousand_producers_push_no_other_out(tmp_path: Path) -> None:
         said = batch([b"once"], producer=(honest, 0, 0))
         assert client.produce("t", 0, said).base_offset == 0
         refused = 0
-        for first in range(0, PRODUCERS_PER_PARTITION_MAX, 500):
-            invented = b"".join(batch([b"x"], producer=(number, 0, 0)) for number in range(first, first + 500))
+        for first in range(0, PRODUCERS_PER_PARTITION_MAX, 100):
+            invented = b"".join(batch([b"x"], producer=(number, 0, 0)) for number in range(first, first + 100))
             refused += client.produce("t", 0, invented).error_code == ErrorCode.POLICY_VIOLATION
         assert refused == 1, "as many as fit are taken, and no further one"
         again = client.produce("t", 0, said)

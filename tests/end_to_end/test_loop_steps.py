@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX
 from anabranch.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from anabranch.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from anabranch.protocol.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
@@ -137,6 +138,22 @@ def test_appending_to_every_partition_takes_short_steps(wide: tuple[BrokerProces
     told = answer.responses[0].partition_responses
     assert [it.index for it in told] == [*NUMBERS, *NUMBERS] and not any(it.error_code for it in told)
     assert all(second.base_offset == first.base_offset + 1 for first, second in zip(told, told[COUNT:], strict=False))
+
+
+@pytest.mark.parametrize("count", [1, 4, 30, 40])
+def test_appending_many_batches_to_some_partitions_takes_short_steps(
+    wide: tuple[BrokerProcess, WireClient], count: int
+) -> None:
+    broker, client = wide
+    records = bytes(batch([b"x"])) * BATCHES_PER_PARTITION_MAX
+    data = [PartitionProduceData(index=number, records=records) for number in range(count)]
+    asked = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name=TOPIC, partition_data=data)])
+    first = client.call(asked, 12).responses[0].partition_responses
+    told = in_short_steps(broker, lambda: client.call(asked, 12)).responses[0].partition_responses
+    assert [(it.index, it.error_code) for it in told] == [(number, 0) for number in range(count)]
+    assert all(
+        it.base_offset >= before.base_offset + BATCHES_PER_PARTITION_MAX for it, before in zip(told, first, strict=True)
+    )
 
 
 def test_a_transaction_of_every_partition_takes_short_steps(wide: tuple[BrokerProcess, WireClient]) -> None:

@@ -527,12 +527,12 @@ def test_invented_transactional_ids_leave_the_memory_to_those_that_were_there(tm
 
 def test_readers_of_small_batches_with_an_aborted_transaction_among_them_hold_nobody_up(tmp_path: Path) -> None:
     """To look at the header of each of 120,000 batches takes 150 ms."""
-    small = bytes(batch([b"0123456789"])) * 1_000
+    small = bytes(batch([b"0123456789"])) * 100
     with running(tmp_path) as broker, WireClient(broker.port, 60) as client:
         client.create("t")
         producer = TransactionalProducer(client).init()
         assert producer.send("t", 0, b"aborted") is ErrorCode.NONE
-        for _ in range(120):
+        for _ in range(1_200):
             assert client.produce("t", 0, small).error_code == ErrorCode.NONE
         producer.abort()
         end = client.offset_at("t", 0, -1).offset

@@ -56,7 +56,9 @@ from anabranch.records.examination import (
     examine,
 )
 
-BATCHES_PER_PARTITION_MAX = 1_000
+BATCHES_PER_PARTITION_MAX = 100
+"""Of one request. They are appended together, so that their offsets are contiguous. Clients send one: Kafka takes no
+more from those that send batches of version 2."""
 _RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
 _TAKES_ALL = Accepted()
 _RECORD_COUNT_AT = HEADER_SIZE - 4

@@ -8,12 +8,12 @@ appended to in steps. The connection waits meanwhile (`Apart`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.partition.appending import UNKNOWN_TOPIC
-from anabranch.machines.partition.checking import TooLongError
+from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX, TooLongError
 from anabranch.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -44,6 +44,8 @@ OPENED_AT_A_TIME = 1
 """Those of them that open their files, or make them: three, of which the kernel takes up to a millisecond for each."""
 AT_ONCE = 30
 """Partitions of a request that is not taken apart, if at most OPENED_AT_A_TIME of them have to open their files."""
+BATCHES_AT_ONCE = BATCHES_PER_PARTITION_MAX
+"""Batches that are appended before other work has its turn: 3 ms, and on a slow machine twice as long."""
 PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
 
@@ -59,6 +61,8 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
         else:
             sent = _sent(broker, request, call)
             checked = _by_data(sent, broker.checks.all_now(sent.values(), _latest_ms(broker)))
+            if _count(checked) > BATCHES_AT_ONCE:
+                return Apart(lambda copy: _append_in_steps(broker, copy, call))
         response, unsynced = _append_all(broker, request, call, checked)
     except TooLongError:  # Nothing has been appended.
         return Apart(lambda copy: _append_in_steps(broker, copy, call))
@@ -88,21 +92,6 @@ def _opens_file(partition: Partition | None, data: PartitionProduceData, now_ms:
     return partition.offline_reason is None and partition.log.opens_file(size, now_ms)
 
 
-def _steps(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext
-) -> Iterator[tuple[bool, ProduceRequest]]:
-    """Yield requests that are appended at once, and whether the first topic of one goes on with the one before.
-
-    Which files are open is looked up when it is a request's turn.
-    """
-    for continued, part in PARTS.split(request, AT_A_TIME):
-        if _opens_many(broker, part.topic_data, call):
-            for place, (again, single) in enumerate(PARTS.split(part, OPENED_AT_A_TIME)):
-                yield again if place else continued, single
-        else:
-            yield continued, part
-
-
 async def _append_in_steps(
     broker: BrokerContext, request: ProduceRequest, call: RequestContext
 ) -> Answer | Awaitable[Large]:
@@ -110,25 +99,47 @@ async def _append_in_steps(
     whole = ProduceResponse(responses=[])
     unsynced: list[_Unsynced] = []
     parts = 0
-    for continued, part in _steps(broker, request, call):
+    for continued, part in PARTS.split(request, AT_A_TIME):
         checked: dict[int, Checked] = {}
-        # All that was sent; then what was sent for partitions that came while others' records were checked.
-        while sent := {key: each for key, each in _sent(broker, part, call).items() if key not in checked}:
-            now_ms = _latest_ms(broker)
-            try:
-                outcomes = broker.checks.all_now(sent.values(), now_ms)
-            except TooLongError:
-                await asyncio.sleep(0)  # Others have their turn before it is begun again.
-                outcomes = await broker.checks.beside(sent.values(), now_ms)
-            checked |= _by_data(sent, outcomes)
-        response, waits = _append_all(broker, part, call, checked)
-        PARTS.join(whole, response, continued=continued)
-        if waits is not None:
-            unsynced.append(waits)
-        parts += 1
-        await asyncio.sleep(0)
+        await _check(broker, part, call, checked)
+        for place, (again, few) in enumerate(_appended_at_once(broker, part, call, checked)):
+            await _check(broker, few, call, checked)
+            response, waits = _append_all(broker, few, call, checked)
+            PARTS.join(whole, response, continued=again if place else continued)
+            if waits is not None:
+                unsynced.append(waits)
+            parts += 1
+            await asyncio.sleep(0)
     answer = _answer(request, whole, unsynced)
     return answer if parts == 1 or answer is None else _large(answer)
+
+
+async def _check(
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: dict[int, Checked]
+) -> None:
+    """Check what was sent and is not in `checked` yet; then what was for partitions that have come meanwhile."""
+    while sent := {key: each for key, each in _sent(broker, request, call).items() if key not in checked}:
+        now_ms = _latest_ms(broker)
+        try:
+            outcomes = broker.checks.all_now(sent.values(), now_ms)
+        except TooLongError:
+            await asyncio.sleep(0)  # Others have their turn before it is begun again.
+            outcomes = await broker.checks.beside(sent.values(), now_ms)
+        checked |= _by_data(sent, outcomes)
+
+
+def _appended_at_once(
+    broker: BrokerContext, part: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
+) -> Iterable[tuple[bool, ProduceRequest]]:
+    """Cut a part of a request into what is appended at once, as `Parts.split`."""
+    if _count(checked) > BATCHES_AT_ONCE or _opens_many(broker, part.topic_data, call):
+        return PARTS.split(part, 1)
+    return ((False, part),)
+
+
+def _count(checked: Mapping[int, Checked]) -> int:
+    """The batches that were found sound."""
+    return sum(len(batches) for batches in checked.values() if isinstance(batches, list))
 
 
 def _answer(request: ProduceRequest, response: ProduceResponse, unsynced: Sequence[_Unsynced]) -> Answer:

@@ -24,6 +24,7 @@ from anabranch.protocol.messages.produce import (
 from anabranch.records.batch import TRANSACTIONAL
 from anabranch.records.compression import Compression
 from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext
+from anabranch.server.handlers import produce
 from anabranch.server.handlers.produce import AT_A_TIME, handle_produce
 from anabranch.server.partitions.checks import LOOP_US, PLAIN_RECORD_US, BatchChecks
 from tests.support.batches import make_batch, make_keyed_batch, make_sound_batch
@@ -302,13 +303,16 @@ def test_a_partition_that_comes_while_others_records_are_checked_is_given_its_ow
     assert [broker.local[number].log.end for number in range(2)] == [QUICK_RECORDS_MAX + 1] * 2
 
 
-def test_a_request_that_opens_many_files_is_handled_in_steps(broker: Broker) -> None:
+def test_a_request_that_opens_many_files_or_has_many_batches_is_handled_in_steps(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = AT_A_TIME + 1
     broker.local.resize(count)
 
-    def is_apart(numbers: range) -> bool:
+    def is_apart(numbers: range, batches: int = 1) -> bool:
         async def call() -> bool:
-            data = [PartitionProduceData(index=number, records=memoryview(batch())) for number in numbers]
+            records = [memoryview(bytearray(bytes(batch()) * batches)) for _ in numbers]
+            data = [PartitionProduceData(index=at, records=some) for at, some in zip(numbers, records, strict=True)]
             topics = [TopicProduceData(name=TOPIC, partition_data=data)]
             request = ProduceRequest(acks=1, timeout_ms=1, topic_data=topics)
             found: Any = handle_produce(broker.context, request, CALL)
@@ -328,6 +332,11 @@ def test_a_request_that_opens_many_files_is_handled_in_steps(broker: Broker) -> 
     broker.local.clock.ms += broker.local[0].settings.log.segment_ms
     assert is_apart(everyone), "each begins a segment"
     assert not is_apart(everyone)
+    monkeypatch.setattr(produce, "BATCHES_AT_ONCE", 4)
+    assert not is_apart(range(2), 2)
+    ends = [broker.local[number].log.end for number in range(2)]
+    assert is_apart(range(2), 3)
+    assert [broker.local[number].log.end - end for number, end in enumerate(ends)] == [3, 3]
     broker.local.resize(2 * count)
     broker.local.resize(count)
     assert is_apart(range(count, 2 * count)), "others are appended to, of which nothing is known"
