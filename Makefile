@@ -56,7 +56,7 @@ peers: $(READY)
 	@$(BIN)/python -m tests.support.peers
 
 collected: $(READY)  # compiles the tests once: workers that begin together would each do all of it
-	@$(BIN)/pytest --collect-only -qq >/dev/null
+	@told=$$($(BIN)/pytest --collect-only -qq 2>&1) || { printf '%s\n' "$$told"; exit 1; }
 
 unit: $(READY) java
 	$(BIN)/pytest $(PYTEST)

@@ -90,6 +90,23 @@ def test_a_wide_topic_is_configured_emptied_kept_up_and_deleted_in_short_steps(t
         in_short_steps(broker, there_and_back)
 
 
+def test_the_load_of_a_wide_topic_begins_to_be_observed_in_short_steps(tmp_path: Path) -> None:
+    with running(tmp_path) as broker, WireClient(broker.port, 120) as client:
+        topics = (f"observed-{number}" for number in range(10))
+
+        def observed() -> None:
+            name = next(topics)
+            client.create(name, RECORDS_IN, **{"accept.range.fetch": "true"})
+            deadline = time.monotonic() + TIMEOUT_S
+            while broker.metrics()["anabranch_load_partitions"] != RECORDS_IN:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            doomed = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=TIMEOUT_MS)
+            assert client.call(doomed).responses[0].error_code == ErrorCode.NONE
+
+        in_short_steps(broker, observed)
+
+
 def beat(
     client: WireClient, member_id: str, epoch: int, owned: list[TopicPartitions] | None = None
 ) -> ConsumerGroupHeartbeatResponse:

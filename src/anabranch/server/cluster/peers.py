@@ -7,7 +7,7 @@ offsets are requested and cached, and missing in the response until they arrive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -140,8 +140,7 @@ class LocalPeers:
         """As `Peers.retiring_ranges`."""
         found = dict[int, LogRange]()
         async for partition in in_turns(self._replicas.of_topic(topic), LOOKED_AT_AT_A_TIME):
-            if (held := retiring_range(partition)) is not None:
-                found[partition.name.partition] = held
+            found |= retiring_ranges((partition,))
         return found
 
     async def held_layouts(self, topic: str) -> HeldLayouts | None:
@@ -198,9 +197,15 @@ class LocalPeers:
         return found
 
 
-def retiring_range(partition: Partition) -> LogRange | None:
-    """The log start and end of a partition that retires; None where it does not, or a transaction is open."""
-    role, log = partition.leadership, partition.log
-    if role is None or not partition.retiring or partition.offline_reason is not None or partition.table.transactions:
-        return None
-    return LogRange(log.log_start, log.end, role.leader_epoch)
+def retiring_ranges(partitions: Iterable[Partition]) -> dict[int, LogRange]:
+    """The log starts and ends of those partitions that retire, without those where a transaction is open."""
+    return {
+        partition.name.partition: LogRange(
+            partition.log.log_start, partition.log.end, partition.leadership.leader_epoch
+        )
+        for partition in partitions
+        if partition.leadership is not None
+        and partition.retiring
+        and partition.offline_reason is None
+        and not partition.table.transactions
+    }

@@ -15,7 +15,7 @@ from anabranch.base.errors import ErrorCode
 from anabranch.machines.controller.effects import Role, SendLeaderAndIsr, SendStopReplica
 from anabranch.machines.controller.reaper import LogRange
 from anabranch.records.batch import TRANSACTIONAL, parse_header
-from anabranch.server.cluster.peers import retiring_range
+from anabranch.server.cluster.peers import retiring_ranges
 from anabranch.server.partitions import replicas
 from anabranch.server.partitions.partition import Partition
 from tests.support.batches import make_batch
@@ -212,8 +212,7 @@ def test_the_reaper_is_told_of_retiring_partitions_without_open_transactions(loc
     append(local[3], transactional=True)
     local.resize(1)
     local[1].take_offline("damaged")
-    ranges = {it.name.partition: retiring_range(it) for it in local.replicas.of_topic(TOPIC)}
-    assert {number: found for number, found in ranges.items() if found} == {2: LogRange(0, 1, 2)}
+    assert retiring_ranges(local.replicas.of_topic(TOPIC)) == {2: LogRange(0, 1, 2)}
 
 
 def test_changed_configs_reach_every_partition_and_its_readers(local: LocalReplicas) -> None:
