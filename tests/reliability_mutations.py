@@ -44,6 +44,8 @@ CONFIGS = "machines/controller/configs.py"
 CONNECTION = "server/network/connection.py"
 NAMED = "tests/end_to_end/test_slow_steps_named.py::test_a_slow_step_is_told_with_the_name_of_its_api"
 ODD_FILES = "tests/end_to_end/test_odd_files.py"
+WIDE = "tests/end_to_end/test_wide_topics.py"
+CLAIMS = "tests/end_to_end/test_claims.py"
 METRICS_PORT = "tests/end_to_end/test_metrics_port.py"
 
 _NOT_EXAMINED = Edit(
@@ -51,6 +53,8 @@ _NOT_EXAMINED = Edit(
     "    if examined is not None:\n        if not examined.sound:\n",
     "    if examined is not None and not header.record_count:\n        if not examined.sound:\n",
 )
+
+_ENDLESS_TURNS = Edit("runtime/turns.py", "\nTURN_S = 0.002\n", "\nTURN_S = 60.0\n")
 
 
 def _seen(name: str, test: str, *edits: Edit) -> Mutation:
@@ -783,5 +787,27 @@ RELIABILITY = (
             "        self._apart = True\n\n        async def prepare() -> None:",
             "        self._apart = False\n\n        async def prepare() -> None:",
         ),
+    ),
+    _seen(
+        "heartbeats of all members that stay are taken for such as say nothing",
+        f"{BOUNDS}::test_strings_of_members_hold_bounded_memory_and_those_of_ids_that_nobody_joins_with",
+        Edit(
+            "machines/groups/quiet.py",
+            "    return (\n        request.subscribed_topic_names is None\n",
+            "    return bool(request.member_id) or (\n        request.subscribed_topic_names is None\n",
+        ),
+    ),
+    _seen(
+        "partitions that are observed for the first time are no work",
+        f"{WIDE}::test_the_load_of_a_wide_topic_begins_to_be_observed_in_short_steps",
+        Edit("server/partitions/load.py", "\nBEGUN_AT_A_TIME = 200\n", "\nBEGUN_AT_A_TIME = 1 << 30\n"),
+        _ENDLESS_TURNS,
+    ),
+    _seen(
+        "the claims of a fetch are one turn",
+        f"{CLAIMS}::test_claims_of_a_thousand_partitions_take_short_steps",
+        Edit("server/handlers/claims.py", "\nAT_A_TIME = 50\n", "\nAT_A_TIME = 1 << 30\n"),
+        Edit("server/handlers/claims.py", "\nWORK_AT_A_TIME = 500\n", "\nWORK_AT_A_TIME = 1 << 30\n"),
+        _ENDLESS_TURNS,
     ),
 )

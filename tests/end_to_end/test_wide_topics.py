@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from copy import copy
+from itertools import count as count_from
 from pathlib import Path
 
 from anabranch.base.errors import ErrorCode
@@ -53,9 +54,9 @@ def resize(client: WireClient, count: int) -> None:
     assert client.call(asked).results[0].error_code == ErrorCode.NONE
 
 
-def alter(client: WireClient, retention_ms: int) -> None:
-    configs = [AlterableConfig(name="retention.ms", config_operation=0, value=str(retention_ms))]
-    resource = AlterConfigsResource(resource_type=2, resource_name=TOPIC, configs=configs)
+def alter(client: WireClient, topic: str, name: str, value: str) -> None:
+    configs = [AlterableConfig(name=name, config_operation=0, value=value)]
+    resource = AlterConfigsResource(resource_type=2, resource_name=topic, configs=configs)
     assert client.call(IncrementalAlterConfigsRequest(resources=[resource])).responses[0].error_code == ErrorCode.NONE
 
 
@@ -70,7 +71,7 @@ def test_a_wide_topic_is_configured_emptied_kept_up_and_deleted_in_short_steps(t
     with running(tmp_path, log_retention_check_interval_ms=UPKEEP_MS) as broker, WireClient(broker.port, 120) as client:
         client.create(TOPIC, COUNT)
         retentions = iter(range(1_000_000, 2_000_000))
-        in_short_steps(broker, lambda: alter(client, next(retentions)))
+        in_short_steps(broker, lambda: alter(client, TOPIC, "retention.ms", str(next(retentions))))
 
         def made_and_deleted() -> None:
             client.create(TOPIC, COUNT)
@@ -92,17 +93,16 @@ def test_a_wide_topic_is_configured_emptied_kept_up_and_deleted_in_short_steps(t
 
 def test_the_load_of_a_wide_topic_begins_to_be_observed_in_short_steps(tmp_path: Path) -> None:
     with running(tmp_path) as broker, WireClient(broker.port, 120) as client:
-        topics = (f"observed-{number}" for number in range(10))
+        numbers = count_from(1)
 
         def observed() -> None:
-            name = next(topics)
-            client.create(name, RECORDS_IN, **{"accept.range.fetch": "true"})
+            number = next(numbers)
+            client.create(f"{TOPIC}-{number}", RECORDS_IN)
+            alter(client, f"{TOPIC}-{number}", "accept.range.fetch", "true")  # All of them are new at one look.
             deadline = time.monotonic() + TIMEOUT_S
-            while broker.metrics()["anabranch_load_partitions"] != RECORDS_IN:
+            while broker.metrics()["anabranch_load_partitions"] != number * RECORDS_IN:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            doomed = DeleteTopicsRequest(topics=[DeleteTopicState(name=name)], timeout_ms=TIMEOUT_MS)
-            assert client.call(doomed).responses[0].error_code == ErrorCode.NONE
 
         in_short_steps(broker, observed)
 
