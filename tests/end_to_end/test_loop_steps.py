@@ -156,6 +156,18 @@ def test_appending_many_batches_to_some_partitions_takes_short_steps(
     )
 
 
+@pytest.mark.parametrize("count", [8, 20])
+def test_appending_large_batches_to_some_partitions_takes_short_steps(
+    wide: tuple[BrokerProcess, WireClient], count: int
+) -> None:
+    broker, client = wide
+    records = bytes(batch([b"x" * 1_000_000]))
+    data = [PartitionProduceData(index=number, records=records) for number in range(count)]
+    asked = ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=[TopicProduceData(name=TOPIC, partition_data=data)])
+    told = in_short_steps(broker, lambda: client.call(asked, 12)).responses[0].partition_responses
+    assert [(it.index, it.error_code) for it in told] == [(number, 0) for number in range(count)]
+
+
 def test_a_transaction_of_every_partition_takes_short_steps(wide: tuple[BrokerProcess, WireClient]) -> None:
     broker, client = wide
     while client.call(FindCoordinatorRequest(key_type=1, coordinator_keys=["t"])).coordinators[0].error_code:

@@ -59,6 +59,8 @@ from anabranch.records.examination import (
 BATCHES_PER_PARTITION_MAX = 100
 """Of one request. They are appended together, so that their offsets are contiguous. Clients send one: Kafka takes no
 more from those that send batches of version 2."""
+SEVERAL_SIZE_MAX = 2 << 20
+"""The bytes of several batches for one partition; one alone may have as many as its topic allows."""
 _RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
 _TAKES_ALL = Accepted()
 _RECORD_COUNT_AT = HEADER_SIZE - 4
@@ -228,6 +230,8 @@ def check_batches(
             batches.append(found)
             if len(batches) > BATCHES_PER_PARTITION_MAX:
                 return Refuse(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
+            if len(batches) > 1 and whole > SEVERAL_SIZE_MAX:
+                return Refuse(ErrorCode.INVALID_RECORD, f"several batches, of more than {SEVERAL_SIZE_MAX} bytes")
         if not batches:
             return Refuse(ErrorCode.CORRUPT_MESSAGE, "There are no batches.")
     except UnsupportedFormatError as error:

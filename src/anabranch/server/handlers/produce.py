@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.partition.appending import UNKNOWN_TOPIC
-from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX, TooLongError
+from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX, SEVERAL_SIZE_MAX, TooLongError
 from anabranch.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -24,6 +24,7 @@ from anabranch.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from anabranch.runtime.syncs import Told
+from anabranch.runtime.turns import turn_end
 from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers.in_parts import Parts
 from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
@@ -39,13 +40,15 @@ ABORTABLE_SINCE = 11
 
 
 AT_A_TIME = 4
-"""Partitions that are appended to before other work has its turn."""
-OPENED_AT_A_TIME = 1
-"""Those of them that open their files, or make them: three, of which the kernel takes up to a millisecond for each."""
+"""Partitions of a request that are checked together, and appended to together where that is little work."""
 AT_ONCE = 30
-"""Partitions of a request that is not taken apart, if at most OPENED_AT_A_TIME of them have to open their files."""
+"""Partitions of a request that is not taken apart, if that is little work."""
+OPENED_AT_ONCE = 1
+"""Partitions that open their files, or make them: three, of which the kernel takes up to a millisecond for each."""
 BATCHES_AT_ONCE = BATCHES_PER_PARTITION_MAX
-"""Batches that are appended before other work has its turn: 3 ms, and on a slow machine twice as long."""
+"""Batches that are appended together: 2 ms, and on a slow machine twice as long."""
+BYTES_AT_ONCE = SEVERAL_SIZE_MAX
+"""Bytes that are appended together: 1 ms, and on a slow machine 5 ms."""
 PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
 
@@ -61,7 +64,7 @@ def handle_produce(broker: BrokerContext, request: ProduceRequest, call: Request
         else:
             sent = _sent(broker, request, call)
             checked = _by_data(sent, broker.checks.all_now(sent.values(), _latest_ms(broker)))
-            if _count(checked) > BATCHES_AT_ONCE:
+            if _is_much(checked):
                 return Apart(lambda copy: _append_in_steps(broker, copy, call))
         response, unsynced = _append_all(broker, request, call, checked)
     except TooLongError:  # Nothing has been appended.
@@ -76,12 +79,12 @@ def _is_long(broker: BrokerContext, topics: Sequence[TopicProduceData], call: Re
 
 
 def _opens_many(broker: BrokerContext, topics: Sequence[TopicProduceData], call: RequestContext) -> bool:
-    """Whether more partitions have to open their files than are appended to at a time."""
+    """Whether more partitions have to open their files than are appended to together."""
     opened, now_ms = 0, broker.replicas.time.now_ms()
     for topic in topics:
         name = _name_of(broker, topic, call) or ""
         opened += sum(_opens_file(broker.replicas.get(name, data.index), data, now_ms) for data in topic.partition_data)
-    return opened > OPENED_AT_A_TIME
+    return opened > OPENED_AT_ONCE
 
 
 def _opens_file(partition: Partition | None, data: PartitionProduceData, now_ms: int) -> bool:
@@ -98,7 +101,7 @@ async def _append_in_steps(
     """As `handle_produce`, for so many partitions, or records, that other work must have its turn meanwhile."""
     whole = ProduceResponse(responses=[])
     unsynced: list[_Unsynced] = []
-    parts = 0
+    parts, now, over = 0, asyncio.get_running_loop().time, turn_end()
     for continued, part in PARTS.split(request, AT_A_TIME):
         checked: dict[int, Checked] = {}
         await _check(broker, part, call, checked)
@@ -109,7 +112,9 @@ async def _append_in_steps(
             if waits is not None:
                 unsynced.append(waits)
             parts += 1
-            await asyncio.sleep(0)
+            if now() >= over:
+                await asyncio.sleep(0)
+                over = turn_end()
     answer = _answer(request, whole, unsynced)
     return answer if parts == 1 or answer is None else _large(answer)
 
@@ -131,15 +136,18 @@ async def _check(
 def _appended_at_once(
     broker: BrokerContext, part: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
 ) -> Iterable[tuple[bool, ProduceRequest]]:
-    """Cut a part of a request into what is appended at once, as `Parts.split`."""
-    if _count(checked) > BATCHES_AT_ONCE or _opens_many(broker, part.topic_data, call):
+    """Cut a part of a request into what is appended together, as `Parts.split`."""
+    if _is_much(checked) or _opens_many(broker, part.topic_data, call):
         return PARTS.split(part, 1)
     return ((False, part),)
 
 
-def _count(checked: Mapping[int, Checked]) -> int:
-    """The batches that were found sound."""
-    return sum(len(batches) for batches in checked.values() if isinstance(batches, list))
+def _is_much(checked: Mapping[int, Checked]) -> bool:
+    """Whether the batches that were found sound are more than are appended together."""
+    sound = [batches for batches in checked.values() if isinstance(batches, list)]
+    if sum(map(len, sound)) > BATCHES_AT_ONCE:
+        return True
+    return sum(len(batch.data) for batches in sound for batch in batches) > BYTES_AT_ONCE
 
 
 def _answer(request: ProduceRequest, response: ProduceResponse, unsynced: Sequence[_Unsynced]) -> Answer:

@@ -13,6 +13,7 @@ from anabranch.base.limits import EXPANDED_SIZE_MAX, PRODUCER_ID_BITS, RECORDS_P
 from anabranch.machines.partition.appending import Refuse
 from anabranch.machines.partition.checking import (
     BATCHES_PER_PARTITION_MAX,
+    SEVERAL_SIZE_MAX,
     TIMELY_SIZE_MAX,
     Effort,
     TooLongError,
@@ -94,6 +95,15 @@ def test_what_is_no_sound_batch_is_refused(data: bytearray, code: ErrorCode) -> 
 
 def test_as_many_batches_as_are_allowed_are_taken() -> None:
     assert checked(SOUND * BATCHES_PER_PARTITION_MAX) == BATCHES_PER_PARTITION_MAX
+
+
+def test_several_batches_have_fewer_bytes_than_one_may_have() -> None:
+    limits = replace(LIMITS, message_size_max=2 * SEVERAL_SIZE_MAX)
+    half = make_sound_batch(payload=b"x" * (SEVERAL_SIZE_MAX // 2), timestamp=NOW_MS)
+    alone = make_sound_batch(payload=b"x" * SEVERAL_SIZE_MAX, timestamp=NOW_MS)
+    assert checked(half, limits) == checked(alone, limits) == 1
+    assert checked(half + SOUND, limits) == 2
+    assert checked(half + half, limits) is checked(SOUND + alone, limits) is ErrorCode.INVALID_RECORD
 
 
 def test_one_bad_batch_refuses_all_of_them() -> None:

@@ -303,7 +303,7 @@ def test_a_partition_that_comes_while_others_records_are_checked_is_given_its_ow
     assert [broker.local[number].log.end for number in range(2)] == [QUICK_RECORDS_MAX + 1] * 2
 
 
-def test_a_request_that_opens_many_files_or_has_many_batches_is_handled_in_steps(
+def test_a_request_that_opens_many_files_or_has_many_batches_or_bytes_is_handled_in_steps(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = AT_A_TIME + 1
@@ -337,6 +337,9 @@ def test_a_request_that_opens_many_files_or_has_many_batches_is_handled_in_steps
     ends = [broker.local[number].log.end for number in range(2)]
     assert is_apart(range(2), 3)
     assert [broker.local[number].log.end - end for number, end in enumerate(ends)] == [3, 3]
+    monkeypatch.setattr(produce, "BYTES_AT_ONCE", 3 * len(batch()))
+    assert not is_apart(range(3))
+    assert is_apart(range(4))
     broker.local.resize(2 * count)
     broker.local.resize(count)
     assert is_apart(range(count, 2 * count)), "others are appended to, of which nothing is known"
