@@ -70,6 +70,7 @@ def test_a_request_that_names_much_takes_short_steps(rig: Rig, place: Place, kin
     [
         (Place(1, 4, ("topics", "partitions")), 1 << 30),
         (Place(9, 7, ("topics",)), 1 << 30),
+        (Place(14, 5, ("assignments",)), 1 << 30),
         (Place(27, 1, ("markers", "topics")), 1 << 30),
         (Place(27, 1, ("markers", "topics", "partition_indexes")), 1 << 30),
         (Place(35, 4, ("topics",)), 1 << 30),

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from anabranch.machines.groups.quiet import describes_nothing, says_nothing
-from anabranch.server.coordinators.member_metadata import sync_size
 from anabranch.server.coordinators.shard import ON_LOOP_MAX
 
 if TYPE_CHECKING:  # Imported when the first log is read.
@@ -54,12 +53,12 @@ def of_heartbeat(request: ConsumerGroupHeartbeatRequest) -> Callable[[Coordinato
     return weigh
 
 
-def of_sync(request: SyncGroupRequest) -> Callable[[Coordinator], int]:
-    """The weight of a SyncGroup."""
+def of_sync(request: SyncGroupRequest, size: int) -> Callable[[Coordinator], int]:
+    """The weight of a SyncGroup whose assignments have so many bytes."""
 
     def weigh(machine: Coordinator) -> int:
         led = machine.weight_of_group(request.group_id) if request.assignments else 0
-        return machine.weight_of_sync(request) + led + sync_size(request) // BYTES_READ
+        return machine.weight_of_sync(request) + led + size // BYTES_READ
 
     return weigh
 

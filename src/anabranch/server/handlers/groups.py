@@ -38,6 +38,7 @@ from anabranch.protocol.messages.join_group import JoinGroupRequest, JoinGroupRe
 from anabranch.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from anabranch.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 from anabranch.runtime.loop_steps import timed
+from anabranch.runtime.turns import in_turns
 from anabranch.server.context import (
     PARTITIONS_AT_A_TIME,
     Apart,
@@ -59,6 +60,8 @@ COPIED_MAX = 20_000
 """Elements copied out of a frame before a decision that may wait in line; requests of more are refused by number."""
 PARTITIONS_ENCODED_MAX = 1_000
 """Partitions of an assignment that are encoded on the loop."""
+ASSIGNMENTS_AT_ONCE = 1_000
+"""Assignments of a leader that are looked at before other work has its turn; more come in requests decoded apart."""
 PEERS_REMEMBERED_MAX = 4_096
 NO_CONSUMER_PROTOCOL = "This broker's group.coordinator.rebalance.protocols does not name consumer."
 
@@ -337,12 +340,35 @@ def handle_join_group(
 
 def handle_sync_group(
     broker: BrokerContext, request: SyncGroupRequest, call: RequestContext
-) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
+) -> SyncGroupResponse | Awaitable[SyncGroupResponse] | Apart:
     """Give or take the generation's assignment; the answer comes when the leader has given it."""
-    if broker.groups.metadata.refuses(sync_size(request), request.group_id):
+    if len(request.assignments) > ASSIGNMENTS_AT_ONCE:
+        return Apart(lambda copy: _sync_in_steps(broker, copy, call))
+    size = sync_size(request)
+    if broker.groups.metadata.refuses(size, request.group_id):
         return SyncGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED)
     for assignment in request.assignments:
         assignment.assignment = bytes(assignment.assignment)
+    return _sync(broker, request, call, size)
+
+
+async def _sync_in_steps(
+    broker: BrokerContext, request: SyncGroupRequest, call: RequestContext
+) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
+    """As `handle_sync_group`, for so many assignments that to look at each takes long."""
+    size = 0
+    async for assignment in in_turns(request.assignments, ASSIGNMENTS_AT_ONCE):
+        size += len(assignment.assignment)
+    if broker.groups.metadata.refuses(size, request.group_id):
+        return SyncGroupResponse(error_code=ErrorCode.GROUP_MAX_SIZE_REACHED)
+    async for assignment in in_turns(request.assignments, ASSIGNMENTS_AT_ONCE):
+        assignment.assignment = bytes(assignment.assignment)
+    return _sync(broker, request, call, size)
+
+
+def _sync(
+    broker: BrokerContext, request: SyncGroupRequest, call: RequestContext, size: int
+) -> SyncGroupResponse | Awaitable[SyncGroupResponse]:
     caller = caller_of(broker, call, request.member_id)
     ticket = broker.groups.ticket()
     return as_member(
@@ -351,7 +377,7 @@ def handle_sync_group(
         call,
         lambda groups, now_ms: groups.sync_group(request, caller, ticket, now_ms),
         lambda code, message: SyncGroupResponse(error_code=code),
-        weigh=weights.of_sync(request),
+        weigh=weights.of_sync(request, size),
     )
 
 

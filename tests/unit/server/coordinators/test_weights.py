@@ -94,7 +94,7 @@ def test_a_leaders_assignments_weigh_by_their_bytes_and_by_the_topics_of_the_gro
 
     wide = Image(1, {"foo": TopicImage(topic_id("foo"), "foo", range(MANY), initial=MANY // 2)})
     small, large = joined().coordinator, joined(wide)
-    assert not heavy(weights.of_sync(sync(100))(small)) and heavy(weights.of_sync(sync(100_000))(small))
-    assert heavy(weights.of_sync(sync(100))(large.coordinator)) and heavy(weights.of_loading(large.coordinator))
+    assert not heavy(weights.of_sync(sync(100), 100)(small)) and heavy(weights.of_sync(sync(100_000), 100_000)(small))
+    assert heavy(weights.of_sync(sync(100), 100)(large.coordinator)) and heavy(weights.of_loading(large.coordinator))
     assert not heavy(weights.of_loading(GroupWorld(wide).coordinator))
     assert heavy(weights.of_timer(small, ("settle",)))
