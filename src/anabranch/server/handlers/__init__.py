@@ -9,6 +9,7 @@ the request's bytes: the buffer is reused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from types import MappingProxyType
@@ -104,6 +105,22 @@ class Resource(Enum):
     CLUSTER = "cluster"
 
 
+@dataclass(frozen=True)
+class _Rare:
+    """A handler whose module is imported for its first request: a start does not wait for what few ask for."""
+
+    module: str
+    name: str
+
+    def load(self) -> Handler:
+        """Import it: up to 15 ms where its code is not compiled yet."""
+        handler: Handler = getattr(import_module(f"{__name__}.{self.module}"), self.name)
+        return handler
+
+    def __call__(self, broker: BrokerContext, request: Any, call: RequestContext) -> Any:
+        return self.load()(broker, request, call)
+
+
 class Endpoint(NamedTuple):
     """One API as this broker serves it."""
 
@@ -117,6 +134,11 @@ class Endpoint(NamedTuple):
     parts: Parts | None = None
     """How a long request is cut; None where the handler does so, or where no request is long."""
 
+    def load(self) -> None:
+        """Import what the first request needs, in a thread."""
+        if isinstance(self.handler, _Rare):
+            self.handler.load()
+
     def handle(self, broker: BrokerContext, request: Any, call: RequestContext) -> Any:
         """Lower the fields of a request to their limits, find what it names twice, and handle it, in parts if long."""
         if self.limits:
@@ -128,15 +150,6 @@ class Endpoint(NamedTuple):
                 return handle_in_parts(self.handler, self.parts, broker, request, call)
             call = self.parts.prepare(request, call)
         return self.handler(broker, request, call)
-
-
-def _rare(module: str, name: str) -> Handler:
-    """Return a handler whose module is imported by its first request: a start does not wait for what few ask for."""
-
-    def handle(broker: BrokerContext, request: Any, call: RequestContext) -> Any:
-        return getattr(import_module(f"{__name__}.{module}"), name)(broker, request, call)
-
-    return handle
 
 
 _TOPIC, _GROUP, _CLUSTER = (Resource.TOPIC,), (Resource.GROUP,), (Resource.CLUSTER,)
@@ -212,32 +225,32 @@ _SERVED: dict[int, Endpoint] = {
     26: Endpoint(handle_end_txn, _O.WRITE, _TRANSACTION),
     27: Endpoint(handle_write_txn_markers, _O.CLUSTER_ACTION, _CLUSTER),
     28: Endpoint(handle_txn_offset_commit, _O.WRITE, (Resource.TRANSACTIONAL_ID, Resource.GROUP, Resource.TOPIC)),
-    29: Endpoint(_rare("security", "handle_describe_acls"), _O.DESCRIBE, _CLUSTER),
-    30: Endpoint(_rare("security", "handle_create_acls"), _O.ALTER, _CLUSTER),
-    31: Endpoint(_rare("security", "handle_delete_acls"), _O.ALTER, _CLUSTER),
+    29: Endpoint(_Rare("security", "handle_describe_acls"), _O.DESCRIBE, _CLUSTER),
+    30: Endpoint(_Rare("security", "handle_create_acls"), _O.ALTER, _CLUSTER),
+    31: Endpoint(_Rare("security", "handle_delete_acls"), _O.ALTER, _CLUSTER),
     32: Endpoint(handle_describe_configs, _O.DESCRIBE_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)),
     33: Endpoint(handle_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.CLUSTER)),
-    34: Endpoint(_rare("replicas", "handle_alter_replica_log_dirs"), _O.ALTER, _CLUSTER),
+    34: Endpoint(_Rare("replicas", "handle_alter_replica_log_dirs"), _O.ALTER, _CLUSTER),
     35: Endpoint(handle_describe_log_dirs, _O.DESCRIBE, _CLUSTER),
     37: Endpoint(handle_create_partitions, _O.ALTER, _TOPIC, _TIMEOUT),
-    38: Endpoint(_rare("security", "handle_create_delegation_token"), _O.CREATE, _CLUSTER),
-    39: Endpoint(_rare("security", "handle_renew_delegation_token"), _O.ALTER, _CLUSTER),
-    40: Endpoint(_rare("security", "handle_expire_delegation_token"), _O.ALTER, _CLUSTER),
-    41: Endpoint(_rare("security", "handle_describe_delegation_token"), _O.DESCRIBE, _CLUSTER),
+    38: Endpoint(_Rare("security", "handle_create_delegation_token"), _O.CREATE, _CLUSTER),
+    39: Endpoint(_Rare("security", "handle_renew_delegation_token"), _O.ALTER, _CLUSTER),
+    40: Endpoint(_Rare("security", "handle_expire_delegation_token"), _O.ALTER, _CLUSTER),
+    41: Endpoint(_Rare("security", "handle_describe_delegation_token"), _O.DESCRIBE, _CLUSTER),
     42: Endpoint(handle_delete_groups, _O.DELETE, _GROUP),
-    43: Endpoint(_rare("replicas", "handle_elect_leaders"), _O.ALTER, _CLUSTER),
+    43: Endpoint(_Rare("replicas", "handle_elect_leaders"), _O.ALTER, _CLUSTER),
     44: Endpoint(
         handle_incremental_alter_configs, _O.ALTER_CONFIGS, (Resource.TOPIC, Resource.GROUP, Resource.CLUSTER)
     ),
-    45: Endpoint(_rare("replicas", "handle_alter_partition_reassignments"), _O.ALTER, _CLUSTER),
-    46: Endpoint(_rare("replicas", "handle_list_partition_reassignments"), _O.DESCRIBE, _CLUSTER),
+    45: Endpoint(_Rare("replicas", "handle_alter_partition_reassignments"), _O.ALTER, _CLUSTER),
+    46: Endpoint(_Rare("replicas", "handle_list_partition_reassignments"), _O.DESCRIBE, _CLUSTER),
     47: Endpoint(handle_offset_delete, _O.DELETE, _OFFSETS),
-    48: Endpoint(_rare("quotas", "handle_describe_client_quotas"), _O.DESCRIBE_CONFIGS, _CLUSTER),
-    49: Endpoint(_rare("quotas", "handle_alter_client_quotas"), _O.ALTER_CONFIGS, _CLUSTER),
-    50: Endpoint(_rare("security", "handle_describe_user_scram_credentials"), _O.DESCRIBE, _CLUSTER),
-    51: Endpoint(_rare("security", "handle_alter_user_scram_credentials"), _O.ALTER, _CLUSTER),
-    55: Endpoint(_rare("quorum", "handle_describe_quorum"), _O.DESCRIBE, _CLUSTER),
-    57: Endpoint(_rare("quorum", "handle_update_features"), _O.ALTER, _CLUSTER),
+    48: Endpoint(_Rare("quotas", "handle_describe_client_quotas"), _O.DESCRIBE_CONFIGS, _CLUSTER),
+    49: Endpoint(_Rare("quotas", "handle_alter_client_quotas"), _O.ALTER_CONFIGS, _CLUSTER),
+    50: Endpoint(_Rare("security", "handle_describe_user_scram_credentials"), _O.DESCRIBE, _CLUSTER),
+    51: Endpoint(_Rare("security", "handle_alter_user_scram_credentials"), _O.ALTER, _CLUSTER),
+    55: Endpoint(_Rare("quorum", "handle_describe_quorum"), _O.DESCRIBE, _CLUSTER),
+    57: Endpoint(_Rare("quorum", "handle_update_features"), _O.ALTER, _CLUSTER),
     60: Endpoint(handle_describe_cluster, _O.DESCRIBE, _CLUSTER),
     61: Endpoint(handle_describe_producers, _O.READ, _TOPIC),
     65: Endpoint(handle_describe_transactions, _O.DESCRIBE, _TRANSACTION),
@@ -259,8 +272,8 @@ _SERVED: dict[int, Endpoint] = {
     10003: Endpoint(handle_install_assignment, _O.READ, _GROUP),
     10004: Endpoint(handle_list_topic_resizes, _O.DESCRIBE, _TOPIC),
     10005: Endpoint(handle_cancel_topic_resizes, _O.ALTER, _TOPIC),
-    10006: Endpoint(_rare("load", "handle_describe_load"), _O.DESCRIBE, _TOPIC),
-    10007: Endpoint(_rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
+    10006: Endpoint(_Rare("load", "handle_describe_load"), _O.DESCRIBE, _TOPIC),
+    10007: Endpoint(_Rare("slices", "handle_describe_slices"), _O.DESCRIBE, _OFFSETS),
 }
 ENDPOINTS = {key: endpoint._replace(parts=_PARTS.get(key)) for key, endpoint in _SERVED.items()}
 """By API key. An API without an endpoint is not in ApiVersions. A request of it is refused in its own form

@@ -188,7 +188,7 @@ class Connection:
 
         async def prepare() -> None:
             try:
-                await to_the_end(self._service.codec, prepare_request, kept)
+                await to_the_end(self._service.codec, _make_ready, self._service, kept)
             except asyncio.CancelledError:
                 self._service.pool.give(buffer)
                 self._send(_DROPPED)
@@ -535,6 +535,14 @@ class Connection:
             # One loop turn later, because a task that has not begun would drop its handler's coroutine unawaited.
             self._loop.call_soon(_cancel, tuple(self._tasks))
         self._forget(self)
+
+
+def _make_ready(service: Service, frame: memoryview) -> None:
+    """Make the code for a request, and import its handler. Blocks."""
+    prepare_request(frame)
+    endpoint = service.endpoints.get(request_key(frame))
+    if endpoint is not None:
+        endpoint.load()
 
 
 async def _whole(answer: Apart, request: Any) -> Any:

@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -28,6 +29,7 @@ from anabranch.runtime.clock import Clock
 from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.net.pool import BufferPool
 from anabranch.runtime.net.transport import PlainTransport
+from anabranch.server import handlers
 from anabranch.server.context import ANONYMOUS, Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.coordinators.turns import Turns
 from anabranch.server.handlers import Endpoint, Handler, Operation
@@ -525,6 +527,28 @@ def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.M
         assert thread != threading.get_ident()
         assert (HeartbeatResponse, VERSION) in compile._writers
         await until(lambda: not client.connection._service.pool.in_use)
+        client.sock.close()
+        await until(lambda: client.closed)
+
+    run(story)
+
+
+def test_the_handler_that_few_ask_for_is_imported_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    unprepared(monkeypatch)
+    threads: list[int] = []
+
+    def imported(name: str) -> SimpleNamespace:
+        threads.append(threading.get_ident())
+        assert name == "anabranch.server.handlers.rare"
+        return SimpleNamespace(handle=lambda broker, request, call: HeartbeatResponse())
+
+    monkeypatch.setattr(handlers, "import_module", imported)
+
+    async def story() -> None:
+        client = Client(handlers._Rare("rare", "handle"))
+        await client.send(heartbeat(1))
+        assert await client.answers(1) == [1]
+        assert threads[0] != threading.get_ident() == threads[1], "then it is only looked up"
         client.sock.close()
         await until(lambda: client.closed)
 
