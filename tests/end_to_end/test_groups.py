@@ -375,7 +375,7 @@ def test_every_version_of_the_classic_join_is_served(shared: GroupClient, versio
 
 
 def test_a_join_whose_connection_is_closed_holds_nobody_up(tmp_path: Path) -> None:
-    settings = {"group.initial.rebalance.delay.ms": 500}
+    settings = {"group.initial.rebalance.delay.ms": 3_000}
     with running(tmp_path, **settings) as broker, another(broker) as gone, another(broker) as stays:
         stays.ready()
         first = gone.call(gone.join_request("g"), 9)

@@ -108,7 +108,7 @@ class BrokerProcess:
         """Stop cleanly; the exit code."""
         return self._end(SIGTERM)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = 120.0) -> int:
         """Wait until it ends by itself; the exit code."""
         assert self._process is not None
         code = self._process.wait(timeout_s)

@@ -59,7 +59,7 @@ from anabranch.records.examination import (
 BATCHES_PER_PARTITION_MAX = 100
 """Of one request. They are appended together, so that their offsets are contiguous. Clients send one: Kafka takes no
 more from those that send batches of version 2."""
-SEVERAL_SIZE_MAX = 2 << 20
+SEVERAL_SIZE_MAX = 1 << 20
 """The bytes of several batches for one partition; one alone may have as many as its topic allows."""
 _RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
 _TAKES_ALL = Accepted()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
 from anabranch.machines.partition.appending import UNKNOWN_TOPIC
-from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX, SEVERAL_SIZE_MAX, TooLongError
+from anabranch.machines.partition.checking import BATCHES_PER_PARTITION_MAX, TooLongError
 from anabranch.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -47,7 +47,7 @@ OPENED_AT_ONCE = 1
 """Partitions that open their files, or make them: three, of which the kernel takes up to a millisecond for each."""
 BATCHES_AT_ONCE = BATCHES_PER_PARTITION_MAX
 """Batches that are appended together: 2 ms, and on a slow machine twice as long."""
-BYTES_AT_ONCE = SEVERAL_SIZE_MAX
+BYTES_AT_ONCE = 2 << 20
 """Bytes that are appended together: 1 ms, and on a slow machine 5 ms."""
 PARTS = Parts("topic_data", "responses", "partition_data", "partition_responses")
 Answer = ProduceResponse | Awaitable[ProduceResponse] | None
