@@ -30,6 +30,7 @@ WAITING_FETCHES = "tests/end_to_end/test_waiting_fetches.py"
 BROKER = "tests/end_to_end/test_broker.py"
 AGAIN = "tests/end_to_end/test_topics_created_again.py"
 HANDOUT = "tests/unit/client/consumer/test_handout.py"
+LARGE = "tests/end_to_end/test_large_batches.py"
 LEFT = "tests/end_to_end/test_what_consumers_leave.py"
 APPENDER = "server/partitions/appending.py"
 
@@ -809,5 +810,29 @@ RELIABILITY = (
         Edit("server/handlers/claims.py", "\nAT_A_TIME = 50\n", "\nAT_A_TIME = 1 << 30\n"),
         Edit("server/handlers/claims.py", "\nWORK_AT_A_TIME = 500\n", "\nWORK_AT_A_TIME = 1 << 30\n"),
         _ENDLESS_TURNS,
+    ),
+    _seen(
+        "batches of any size are written in the loop",
+        f"{LARGE}::test_a_large_batch_is_appended_and_read_in_short_steps",
+        Edit(APPENDER, "if header.size > TIMELY_SIZE_MAX and wire", "if header.size < 0 and wire"),
+    ),
+    _seen(
+        "a large batch keeps the header that it was staged with",
+        f"{LARGE}::test_a_large_batch_for_a_removed_partition_is_appended_in_short_steps_where_its_keys_are",
+        Edit("storage/log/staging.py", "        self._file.write(self._data[:HEADER_SIZE], 0)\n", ""),
+    ),
+    _seen(
+        "the name of a file that was staged is taken for synced",
+        "tests/simulation/test_partition_log.py::test_what_was_synced_survives_everything",
+        Edit(
+            "storage/log/segment.py",
+            "        self.created, self.durable_name, self.unsynced, self._leftover = True, False, True, False\n",
+            "        self.created, self.durable_name, self.unsynced, self._leftover = True, True, True, False\n",
+        ),
+    ),
+    _seen(
+        "a start leaves what was staged",
+        "tests/simulation/test_partition_log.py::test_what_was_synced_survives_everything",
+        Edit(RECOVERY, 'CLEANED_SUFFIX, ".tmp"))]', "CLEANED_SUFFIX))]"),
     ),
 )

@@ -6,6 +6,7 @@ were, the next start opens the log, with all that was synced: nothing of this is
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import itertools
 from collections.abc import Callable
@@ -186,10 +187,21 @@ class Life:
         """Append some batches in one call."""
         random = self.chance.random
         batches = [make_batch(1, bytes(random.choice((10, 100, 250)))) for _ in range(random.choice((1, 3)))]
-        data = bytearray(b"".join(batches))
-        self.log.append(data, 0, self.now_ms)
+        data = memoryview(bytearray(b"".join(batches)))
+        if len(batches) == 1 and random.random() < 0.3:
+            asyncio.run(self.append_staged(data))
+        else:
+            self.log.append(data, 0, self.now_ms)
         for position, header in headers(data):
             self.batches[header.base_offset] = bytes(data[position : position + header.size])
+
+    async def append_staged(self, data: memoryview) -> None:
+        """Append what was written beside the log before; a kill may come between."""
+        random = self.chance.random
+        async with self.log.staging.hold(data):
+            if random.random() < 0.3:
+                raise OSError(errno.EIO, "nothing is appended after all")
+            self.log.append(data, 0, self.now_ms)
 
     def flush(self) -> None:
         """Sync; what is synced must be there from now on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 from pathlib import Path
@@ -26,8 +27,11 @@ BLOCKS = 4
 class History:
     """One random life of a log. The model: batches by base offset, with their timestamps, and where epochs ended."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, stages: bool = True) -> None:
+        """`stages`: some of what is appended is written beside the log before."""
         self.chance = random.Random(seed)
+        self.staged = random.Random(seed) if stages else None
+        self.only_appends = False
         self.disk = FaultyDisk(seed)
         self.disk.make_directory(DATA)
         self.disk.safe_directories |= self.disk.directories
@@ -61,6 +65,7 @@ class History:
         )
         self.log.observe(self)
         self.flush = None
+        assert not any(name.endswith(".tmp") for name in self.disk.names(DATA / "t-0")), "left by a kill"
 
     def step(self) -> None:
         self.now_ms += self.chance.randint(0, 20)
@@ -83,7 +88,9 @@ class History:
             self.kill_unheard: 2,
             self.crash: 4,
         }
-        self.chance.choices(list(steps), list(steps.values()))[0]()
+        (step,) = self.chance.choices(list(steps), list(steps.values()))
+        self.only_appends = step == self.append
+        step()
 
     # -- steps
 
@@ -93,9 +100,22 @@ class History:
         stamps = [max(0, self.now_ms + self.chance.randint(-30, 5)) for _ in counts]
         for count, stamp in zip(counts, stamps, strict=True):
             data += make_batch(count, self.chance.randbytes(self.chance.randint(1, 300)), timestamp=stamp)
-        self.put(data, stamps)
+        if self.staged is not None and len(counts) == 1 and self.staged.random() < 0.2:
+            asyncio.run(self.put_staged(data, stamps))
+        else:
+            self.put(data, stamps)
 
-    def put(self, data: bytearray, stamps: list[int]) -> None:
+    async def put_staged(self, data: bytearray, stamps: list[int]) -> None:
+        """Append what was written beside the log before; anything may happen to the log meanwhile."""
+        view = memoryview(data)
+        async with self.log.staging.hold(view):
+            if self.only_appends and self.staged is not None and self.staged.random() < 0.5:
+                stages, self.staged = self.staged, None
+                self.step()
+                self.staged = stages
+            self.put(view, stamps)
+
+    def put(self, data: bytearray | memoryview, stamps: list[int]) -> None:
         base = self.log.append(data, self.epoch, self.now_ms).base_offset
         for stamp, (position, header) in zip(stamps, headers(data), strict=True):
             assert header.base_offset == base
@@ -293,8 +313,8 @@ class History:
             assert bytes(batch.view()) == found[at]
 
 
-def run(seed: int, steps_max: int = 40) -> History:
-    history = History(seed)
+def run(seed: int, steps_max: int = 40, *, stages: bool = True) -> History:
+    history = History(seed, stages=stages)
     for _ in range(history.chance.randint(5, steps_max)):
         history.step()
         history.check()
@@ -312,7 +332,7 @@ def test_what_was_synced_survives_everything(block: int) -> None:
 
 
 def test_a_power_loss_that_took_the_first_file_is_remembered_by_the_next_kill() -> None:
-    run(5391)
+    run(5391, stages=False)
 
 
 def test_a_seed_reproduces() -> None:

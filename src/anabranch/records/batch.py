@@ -200,10 +200,11 @@ def stamp_crc(buffer: Bytes, position: int = 0) -> None:
 
 def stamp_log_append_time(buffer: Bytes, position: int, now_ms: int) -> None:
     """Make `now_ms` the timestamp of every record of the batch at `position`, in place."""
-    attributes = _ATTRIBUTES.unpack_from(buffer, position + COVERED_FROM)[0]
+    before = bytes(memoryview(buffer)[position + COVERED_FROM : position + _PRODUCER_AT])
+    attributes = _ATTRIBUTES.unpack_from(before)[0]
     _ATTRIBUTES.pack_into(buffer, position + COVERED_FROM, attributes | LOG_APPEND_TIME)
     _BASE_OFFSET.pack_into(buffer, position + _MAX_TIMESTAMP_AT, now_ms)
-    stamp_crc(buffer, position)
+    _correct_crc(buffer, position, before)
 
 
 def stamp_max_timestamp(buffer: Bytes, position: int, header: BatchHeader, max_timestamp: int) -> BatchHeader:
@@ -225,30 +226,26 @@ def stamp_producer(
     *,
     transactional: bool = False,
 ) -> None:
-    """Write the producer, and the sequence number, of the batch at `position`, in place.
-
-    The checksum of a large batch is not taken anew, but changed as those bytes are: a wrong one stays wrong.
-    """
-    size = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END
-    head = memoryview(buffer)[position + COVERED_FROM : position + _PRODUCER_END]
-    before = bytes(head)
+    """Write the producer, and the sequence number, of the batch at `position`, in place."""
+    before = bytes(memoryview(buffer)[position + COVERED_FROM : position + _PRODUCER_END])
     _PRODUCER.pack_into(buffer, position + _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-    attributes = _ATTRIBUTES.unpack_from(buffer, position + COVERED_FROM)[0] & ~TRANSACTIONAL
+    attributes = _ATTRIBUTES.unpack_from(before)[0] & ~TRANSACTIONAL
     _ATTRIBUTES.pack_into(buffer, position + COVERED_FROM, attributes | (TRANSACTIONAL if transactional else 0))
-    if size < _LARGE:
+    _correct_crc(buffer, position, before)
+
+
+def _correct_crc(buffer: Bytes, position: int, before: bytes) -> None:
+    """Have the checksum be that of a header that has changed: `before` are the first bytes of those it covers.
+
+    That of a large batch is not taken anew, but changed as those bytes are: a wrong one stays wrong.
+    """
+    behind = _LENGTH.unpack_from(buffer, position + 8)[0] + LENGTH_END - COVERED_FROM - len(before)
+    if behind < _LARGE:
         stamp_crc(buffer, position)
     else:
+        head = memoryview(buffer)[position + COVERED_FROM : position + COVERED_FROM + len(before)]
         (crc,) = _CRC.unpack_from(buffer, position + _CRC_AT)
-        _CRC.pack_into(buffer, position + _CRC_AT, changed(crc, before, head, size - _PRODUCER_END))
-
-
-def with_producer(
-    batch: Bytes, producer_id: int, producer_epoch: int, base_sequence: int, *, transactional: bool = False
-) -> bytearray:
-    """Copy a batch and write another producer into it."""
-    copy = bytearray(batch)
-    stamp_producer(copy, producer_id, producer_epoch, base_sequence, transactional=transactional)
-    return copy
+        _CRC.pack_into(buffer, position + _CRC_AT, changed(crc, before, head, behind))
 
 
 def build(

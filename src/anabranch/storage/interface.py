@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeVar
@@ -114,6 +115,16 @@ class Unobserved:
         """Do nothing."""
 
 
+class StagedBatches(Protocol):
+    """Batches of which an append has nothing large left to write, as that was done beside the loop."""
+
+    def __contains__(self, data: object) -> bool:
+        """Whether this very batch, not one that is equal to it, is staged."""
+
+    def hold(self, data: memoryview) -> AbstractAsyncContextManager[None]:
+        """Have one batch staged meanwhile; it may be appended once. An OSError is one of the append."""
+
+
 class PartitionLog(Protocol):
     """The records of one partition, in batches as they came from the wire.
 
@@ -125,6 +136,10 @@ class PartitionLog(Protocol):
 
     epochs: LeaderEpochs
     """Which leader epoch began at which offset; to be read."""
+
+    @property
+    def staging(self) -> StagedBatches:
+        """The large batches that are about to be appended."""
 
     @property
     def log_start(self) -> int:

@@ -86,7 +86,8 @@ def test_log_append_time_replaces_every_timestamp() -> None:
 
 
 def test_another_producer_is_written_into_a_batch() -> None:
-    data = b.with_producer(peer_batch(), 1 << 41, 7, 12)
+    data = peer_batch()
+    b.stamp_producer(data, 1 << 41, 7, 12)
     header = b.parse_header(data)
     b.check(data, 0, header)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (1 << 41, 7, 12)
@@ -97,7 +98,7 @@ def test_another_producer_is_written_into_a_batch() -> None:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_another_producer_in_a_large_batch_does_not_hide_damage(damaged: bool) -> None:
+def test_another_header_of_a_large_batch_does_not_hide_damage(damaged: bool) -> None:
     data = bytearray(peer_batch(5_000))
     assert len(data) > 64 * 1024
     data[-9] ^= damaged
@@ -107,6 +108,9 @@ def test_another_producer_in_a_large_batch_does_not_hide_damage(damaged: bool) -
         assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
         with pytest.raises(b.ChecksumError) if damaged else nullcontext():
             b.check(data, 0, header)
+    b.stamp_log_append_time(data, 0, 5_000)
+    with pytest.raises(b.ChecksumError) if damaged else nullcontext():
+        b.check(data, 0, b.parse_header(data))
 
 
 @pytest.mark.parametrize("source", list(Compression))

@@ -1,14 +1,16 @@
 """Produce (API 0): translates; `server.partitions.appending` appends. Since v13 a request gives topics by id (KIP-516).
 
 Everything up to the append happens before the handler returns; only durability is awaited. Where the check of the
-batches takes longer than the event loop can wait, a thread does it first; where there are many partitions, they are
-appended to in steps. The connection waits meanwhile (`Apart`).
+batches takes longer than the event loop can wait, a thread does it first, and another one writes a batch that is too
+large for the loop; where there are many partitions, they are appended to in steps. The connection waits meanwhile
+(`Apart`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
@@ -27,7 +29,13 @@ from anabranch.runtime.syncs import Told
 from anabranch.runtime.turns import turn_end
 from anabranch.server.context import Apart, BrokerContext, CloseConnectionError, Large, RequestContext
 from anabranch.server.handlers.in_parts import Parts
-from anabranch.server.partitions.appending import Appender, Produced, TransactionCheck, no_transaction
+from anabranch.server.partitions.appending import (
+    Appender,
+    Produced,
+    TransactionCheck,
+    UnstagedError,
+    no_transaction,
+)
 from anabranch.server.partitions.checks import Checked, Unchecked
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
@@ -107,7 +115,7 @@ async def _append_in_steps(
         await _check(broker, part, call, checked)
         for place, (again, few) in enumerate(_appended_at_once(broker, part, call, checked)):
             await _check(broker, few, call, checked)
-            response, waits = _append_all(broker, few, call, checked)
+            response, waits = await _append_staged(broker, few, call, checked)
             PARTS.join(whole, response, continued=again if place else continued)
             if waits is not None:
                 unsynced.append(waits)
@@ -117,6 +125,21 @@ async def _append_in_steps(
                 over = turn_end()
     answer = _answer(request, whole, unsynced)
     return answer if parts == 1 or answer is None else _large(answer)
+
+
+async def _append_staged(
+    broker: BrokerContext, few: ProduceRequest, call: RequestContext, checked: Mapping[int, Checked]
+) -> tuple[ProduceResponse, _Unsynced | None]:
+    """As `_append_all`; a batch that is too large for the loop is written beside it before. Such a one comes alone."""
+    unstaged: UnstagedError | None = None
+    while True:
+        held = nullcontext() if unstaged is None else unstaged.partition.log.staging.hold(unstaged.batch)
+        async with held:
+            try:
+                return _append_all(broker, few, call, checked)
+            except UnstagedError as found:  # Again where a resize has come between.
+                assert [len(topic.partition_data) for topic in few.topic_data] == [1], "nothing has been appended"
+                unstaged = found.with_traceback(None)  # Its frames would keep the batch longer than the request.
 
 
 async def _check(

@@ -17,9 +17,15 @@ from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import COUNT_NOT_SAID, NO_PRODUCER_ID, NO_TOPIC_ID, TopicPartition
 from anabranch.base.limits import PRODUCER_ID_BITS
 from anabranch.machines.partition.appending import APPEND, VERIFY, Duplicate, Newcomers, Redirect, Refuse, decide_append
-from anabranch.machines.partition.checking import BatchLimits, CheckedBatch, check_batches
+from anabranch.machines.partition.checking import (
+    TIMELY_SIZE_MAX,
+    BatchLimits,
+    CheckedBatch,
+    TooLongError,
+    check_batches,
+)
 from anabranch.machines.partition.producers import Remembered
-from anabranch.records.batch import BatchHeader, parse_header, stamp_log_append_time, with_producer
+from anabranch.records.batch import BatchHeader, parse_header, stamp_log_append_time, stamp_producer
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
 from anabranch.server.partitions.replicas import Replicas
@@ -36,6 +42,15 @@ class Produced(NamedTuple):
     """The partitions whose logs hold the records and have not synced them yet."""
     refused_records: tuple[tuple[int, str], ...] = ()
     """The records at fault, by their place in the batch, and why, where the error is theirs."""
+
+
+class UnstagedError(TooLongError):
+    """A batch is too large to be written in the loop, and is not staged for the partition. Nothing has changed."""
+
+    def __init__(self, partition: Partition, batch: memoryview) -> None:
+        super().__init__(f"a batch of {len(batch)} bytes for {partition.name}")
+        self.partition = partition
+        self.batch = batch
 
 
 TransactionCheck = Callable[[TopicPartition, int, int], ErrorCode]
@@ -85,6 +100,7 @@ class Appender:
     ) -> Produced:
         """Append the batches in `data` to `partition`, or to the one that holds its keys now; in order, all or a part.
 
+        A single batch may raise UnstagedError: then it is appended again while it is staged.
         The answer is that of the first batch, or of the one that ends the work with an error. `checked`: the outcome of
         the check, if the caller has it already. `count_said`: the partition count that the producer placed the batches
         by, COUNT_NOT_SAID for stock producers; `topic_id_said`: NO_TOPIC_ID where the request names the topic.
@@ -138,7 +154,7 @@ class Appender:
             assert isinstance(partition, Partition)
             produced = self._append(header, wire, partition)
         elif isinstance(decision, Redirect):
-            produced = self._append(*_redirected(header, wire, decision.producer_id), decision.to)
+            produced = self._append(header, wire, decision.to, decision.producer_id)
             if produced.error is ErrorCode.NONE:
                 partition.table.forget_refusal(header.producer_id)
         elif isinstance(decision, Duplicate):
@@ -168,20 +184,31 @@ class Appender:
                 return _storage_failed(each, failure)
         return None
 
-    def _append(self, header: BatchHeader, wire: memoryview, target: Partition) -> Produced:
-        """Append a batch to `target`, with the time of its append if the topic wants that."""
+    def _append(
+        self, header: BatchHeader, wire: memoryview, target: Partition, producer_id: int = NO_PRODUCER_ID
+    ) -> Produced:
+        """Append a batch to `target`, with the time of its append if the topic wants that.
+
+        `producer_id`: another one, which keeps its sequences apart from those of the producers of `target`.
+        """
         settings, replicas = target.settings, self._replicas
-        append_time = -1
-        if settings.log_append_time:
-            append_time = self._now_ms
-            stamp_log_append_time(wire, 0, append_time)
-            header = parse_header(wire)
         unavailable = target.unavailable()
         if unavailable is not ErrorCode.NONE:
             return Produced(unavailable)
         full = replicas.space.refusal(header.size, self._steady_ms)
         if full is not None:
             return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
+        if header.size > TIMELY_SIZE_MAX and wire not in target.log.staging:
+            raise UnstagedError(target, wire)
+        if producer_id != NO_PRODUCER_ID:
+            sequence = header.producer_epoch, header.base_sequence
+            stamp_producer(wire, producer_id, *sequence, transactional=header.is_transactional)
+            header = parse_header(wire)
+        append_time = -1
+        if settings.log_append_time:
+            append_time = self._now_ms
+            stamp_log_append_time(wire, 0, append_time)
+            header = parse_header(wire)
         try:
             base_offset, _ = target.append(wire, header, self._steady_ms)
         except OSError as failure:
@@ -189,16 +216,6 @@ class Appender:
         unsynced = (target,) if settings.fsync else ()
         # As `Produced(...)`, at half the cost.
         return tuple.__new__(Produced, (ErrorCode.NONE, base_offset, append_time, None, unsynced, ()))
-
-
-def _redirected(sent: BatchHeader, data: memoryview, producer_id: int) -> tuple[BatchHeader, memoryview]:
-    """The batch under the producer id that keeps its sequences apart from those of its survivor's producers."""
-    if producer_id == NO_PRODUCER_ID:
-        return sent, data
-    wire = with_producer(
-        data, producer_id, sent.producer_epoch, sent.base_sequence, transactional=sent.is_transactional
-    )
-    return parse_header(wire), memoryview(wire)
 
 
 def _again(of: Remembered, holder: Partition | RemovedPartition) -> Produced:

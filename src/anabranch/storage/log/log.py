@@ -37,6 +37,7 @@ from anabranch.storage.log.retention import retained_from
 from anabranch.storage.log.segment import Segment
 from anabranch.storage.log.segments import Segments
 from anabranch.storage.log.snapshots import Snapshots
+from anabranch.storage.log.staging import Staging
 from anabranch.storage.next_record import find_next_record, near_next_record
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class LocalLog:
         self.dropped = DroppedSegments(disk)
         self._home = LogHome(disk, directory)
         self._snapshots = Snapshots(disk, directory)
+        self.staging = Staging(disk, directory, lambda: self._home.make(self.epochs))
         self._late_indexes: list[Segment] = []  # Finished segments whose index is not synced.
         self._generation = 0  # Grows when the log is cut or a sync fails: one begun before proves nothing of the rest.
         self._failure: OSError | None = None
@@ -227,10 +229,7 @@ class LocalLog:
     def append(
         self, data: bytearray | memoryview, leader_epoch: int, now_ms: int, header: BatchHeader | None = None
     ) -> Appended:
-        """Append whole, checked batches; offsets and the epoch are stamped into `data`, which is written as it is.
-
-        `header` is that of a single batch, if the caller has read it. OSError when the disk refuses: nothing changed.
-        """
+        """As `PartitionLog.append`: `data` is written as it is, or was written by `staging`."""
         if self._failure is not None:
             self._resume(now_ms)
         base = end = self.end
@@ -241,9 +240,14 @@ class LocalLog:
             stamp(data, position, end, leader_epoch)
             end += each.last_offset_delta + 1
         assert found and position + each.size == len(data), "whole batches are appended, and at least one"
-        segment = self._segment_for(len(data), end, now_ms)
+        segments, staged = self._segments, self.staging.take(data) if self.staging else None
+        is_over = segments[-1].size > 0 if staged else segments.are_over(len(data), end, now_ms, self._config)
+        segment = self._roll() if is_over else segments[-1]
         at = segment.size
-        segment.append(data)
+        if staged is None:
+            segment.append(data)
+        else:
+            segment.adopt(staged.stamped(), len(data))
         if segment.first_append_ms is None:
             segment.first_append_ms = now_ms
         if leader_epoch > self.epochs.latest:
@@ -251,14 +255,10 @@ class LocalLog:
             self._home.epochs_file.outdated()
         offset = base
         for position, each in found:
-            following = offset + each.last_offset_delta + 1
-            segment.note(offset, at + position, each.size, following, each.max_timestamp)
-            offset = following
+            segment.note(offset, at + position, each.size, offset + each.last_offset_delta + 1, each.max_timestamp)
+            offset = segment.end
         self.end = end
         return tuple.__new__(Appended, (base, end - 1))  # At half the cost of `Appended(...)`.
-
-    def _segment_for(self, size: int, end: int, now_ms: int) -> Segment:
-        return self._roll() if self._segments.are_over(size, end, now_ms, self._config) else self._segments[-1]
 
     def _roll(self) -> Segment:
         self._segments[-1].cut_leftover()

@@ -468,8 +468,7 @@ def _finish_swap(disk: Disk, directory: Path, base: int, bases: set[int], start:
     `begins`: where segments begin, those that are still to be put in place among them. A segment whose records were all
     deleted meanwhile is removed: what it was made of may be gone, and what was behind it.
     """
-    path = path_of(directory, base)
-    swap = disk.open(path.with_name(path.name + SWAP_SUFFIX))
+    swap = disk.open(path_of(directory, base, SWAP_SUFFIX))
     end = base
 
     def found(position: int, header: BatchHeader) -> None:
@@ -508,6 +507,5 @@ def remove_replaced(disk: Disk, directory: Path, replaced: list[int]) -> None:
 def _replace_by_swap(disk: Disk, directory: Path, base: int, replaced: list[int]) -> None:
     """Remove the segments `replaced` and give the compacted segment its name; may be interrupted and done again."""
     remove_replaced(disk, directory, replaced)
-    path = path_of(directory, base)
-    disk.rename(path.with_name(path.name + SWAP_SUFFIX), path)
+    disk.rename(path_of(directory, base, SWAP_SUFFIX), path_of(directory, base))
     disk.sync_directory(directory)

@@ -144,5 +144,4 @@ class _Replacing:
                     disk.rename(swap, self._path(group, CLEANED_SUFFIX))
 
     def _path(self, group: CleanedGroup, suffix: str = "") -> Path:
-        path = path_of(self._directory, group.bases[0])
-        return path.with_name(path.name + suffix)
+        return path_of(self._directory, group.bases[0], suffix)

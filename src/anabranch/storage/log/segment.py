@@ -30,8 +30,8 @@ LOG_SUFFIX = ".log"
 RECENT_MAX = 256
 _WALK_SIZE = 4096
 COPIED_SIZE_MAX = 16 << 20
-RELATIVE_OFFSET_MAX = (1 << 31) - 1
 """Bytes of a slice that is copied where there is no room for an open file."""
+RELATIVE_OFFSET_MAX = (1 << 31) - 1
 
 
 class MaxTimestamp(NamedTuple):
@@ -144,8 +144,7 @@ class Segment:
     @property
     def path(self) -> Path:
         """Where the batches are."""
-        path = path_of(self._directory, self.base_offset)
-        return path.with_name(path.name + self._suffix) if self._suffix else path
+        return path_of(self._directory, self.base_offset, self._suffix)
 
     @property
     def is_named(self) -> bool:
@@ -171,12 +170,13 @@ class Segment:
     @property
     def file(self) -> File:
         """The open file; created if missing. OSError, also where there is no room for it."""
-        file = self._file
-        if file is None:
-            if self.owner is not None and not self.owner.make_room():
-                raise self.owner.refusal()
-            file = self._opened()
-        return file
+        if self._file is None:
+            self._make_room()
+        return self._file or self._opened()
+
+    def _make_room(self) -> None:
+        if self.owner is not None and not self.owner.make_room():
+            raise self.owner.refusal()
 
     def make(self) -> None:
         """Make the file, empty, and close it again. OSError."""
@@ -184,8 +184,12 @@ class Segment:
         self.created = True
 
     def _opened(self) -> File:
-        file = self._file = self._disk.open(self.path, create=not self.created)
+        file = self._disk.open(self.path, create=not self.created)
         self.created = True
+        return self._keep(file)
+
+    def _keep(self, file: File) -> File:
+        self._file = file
         if self.owner is not None:
             self.owner.opened(file)
         return file
@@ -193,9 +197,8 @@ class Segment:
     @property
     def _readable(self) -> File:
         """The open file, or, where there is no room for it, one of the caller's own."""
-        file = self._file
-        if file is not None:
-            return file
+        if self._file is not None:
+            return self._file
         if self.owner is None or self.owner.make_room():
             return self._opened()
         return self._disk.open(self.path)
@@ -240,6 +243,14 @@ class Segment:
                 self._leftover = True
             raise
         self.size += len(data)
+
+    def adopt(self, file: File, size: int) -> None:
+        """Give a file of batches the name of this segment, which is empty; `note` each of them afterwards. OSError."""
+        self._make_room()
+        self._disk.rename(file.path, self.path)
+        file.path, self.size = self.path, size
+        self.created, self.durable_name, self.unsynced, self._leftover = True, False, True, False
+        self._keep(file)
 
     def cut_leftover(self) -> None:
         """Cut what an append that failed has left: at the next start it would count, or hide what follows. OSError."""
@@ -584,6 +595,6 @@ class Segment:
         return doomed
 
 
-def path_of(directory: Path, base_offset: int) -> Path:
-    """Where the segment's batches are."""
-    return directory / f"{base_offset:020d}{LOG_SUFFIX}"
+def path_of(directory: Path, base_offset: int, suffix: str = "") -> Path:
+    """Where the segment's batches are; with a suffix, until they have their name."""
+    return directory / f"{base_offset:020d}{LOG_SUFFIX}{suffix}"

@@ -1,0 +1,123 @@
+"""Batches of 40 MB on a real broker: the loop writes none, nothing of them is lost, and kills leave no part of one."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from anabranch.base.errors import ErrorCode
+from anabranch.records.batch import HEADER_SIZE, parse_header
+from anabranch.storage.log.segment import LOG_SUFFIX
+from anabranch.storage.log.staging import STAGED_SUFFIX
+from tests.support.broker import BrokerProcess, running
+from tests.support.steps import in_short_steps
+from tests.support.wire import WireClient, batch, values_of
+
+SIZE = 40 << 20
+BYTES_MAX = 64 << 20
+TIMEOUT_S = 60.0
+TOPIC = "large"
+VALUE = random.Random(1).randbytes(SIZE)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker."""
+    with running(tmp_path / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def client(broker: BrokerProcess) -> Iterator[WireClient]:
+    """A connection to it."""
+    with WireClient(broker.port, TIMEOUT_S) as connected:
+        yield connected
+
+
+def read(client: WireClient, offset: int, partition: int = 0) -> list[tuple[int, bytes]]:
+    """The records of the batch at an offset, whose checksum is right."""
+    answer = client.fetch(TOPIC, partition, offset, max_bytes=2 * SIZE, partition_max_bytes=1)
+    return values_of(answer.records)
+
+
+def files(broker: BrokerProcess, partition: int = 0) -> list[str]:
+    """The files of a partition that hold records, or were to hold some."""
+    names = (path.name for path in broker.data.glob(f"{TOPIC}-{partition}/*"))
+    return sorted(name for name in names if name.endswith((LOG_SUFFIX, STAGED_SUFFIX)))
+
+
+@pytest.mark.parametrize("timestamps", ["CreateTime", "LogAppendTime"])
+def test_a_large_batch_is_appended_and_read_in_short_steps(
+    broker: BrokerProcess, client: WireClient, timestamps: str
+) -> None:
+    client.create(TOPIC, max_message_bytes=str(BYTES_MAX), message_timestamp_type=timestamps)
+    ends: list[int] = []
+
+    def append() -> None:
+        assert client.produce(TOPIC, 0, batch([b"before"])).error_code == ErrorCode.NONE
+        answer = client.produce(TOPIC, 0, batch([VALUE]))
+        assert answer.error_code == ErrorCode.NONE, answer
+        assert client.produce(TOPIC, 0, batch([b"behind"])).base_offset == answer.base_offset + 1
+        ends.append(answer.base_offset)
+
+    in_short_steps(broker, append)
+    found = in_short_steps(broker, lambda: read(client, ends[-1]))
+    assert found == [(ends[-1], VALUE)]
+    assert read(client, ends[-1] + 1) == [(ends[-1] + 1, b"behind")]
+    assert files(broker) == [f"{base:020d}.log" for base in (0, *ends)]
+
+
+def test_a_large_batch_for_a_removed_partition_is_appended_in_short_steps_where_its_keys_are(
+    broker: BrokerProcess, client: WireClient
+) -> None:
+    client.create(TOPIC, max_message_bytes=str(BYTES_MAX))
+    assert client.resize(TOPIC, 2) == ErrorCode.NONE
+    producer = client.producer_id()
+    assert client.produce(TOPIC, 1, batch([b"one"], producer=(producer, 0, 0))).error_code == ErrorCode.NONE
+    assert client.resize(TOPIC, 1) == ErrorCode.NONE
+    sequence = 1
+
+    def append() -> None:
+        nonlocal sequence
+        sent = batch([VALUE], producer=(producer, 0, sequence))
+        first, again = (client.produce(TOPIC, 1, sent) for _ in range(2))
+        assert (first.error_code, again.error_code) == (ErrorCode.NONE, ErrorCode.NONE), first
+        assert first.base_offset == again.base_offset
+        sequence += 1
+
+    in_short_steps(broker, append)
+    stored = [read(client, offset) for offset in range(sequence - 1)]
+    assert [values for ((_, values),) in stored] == [VALUE] * (sequence - 1)
+    assert not any(name.endswith(STAGED_SUFFIX) for name in files(broker))
+
+
+def test_a_kill_leaves_all_of_a_large_batch_or_nothing(tmp_path: Path) -> None:
+    acknowledged = 0
+    for wait_s in (0.0, 0.02, 0.05, 0.1, 0.15):
+        with running(tmp_path / "data") as broker, WireClient(broker.port, TIMEOUT_S) as client:
+            if not client.metadata(TOPIC).partitions:
+                client.create(TOPIC, max_message_bytes=str(BYTES_MAX))
+            assert not any(name.endswith(STAGED_SUFFIX) for name in files(broker)), "left by a kill"
+            end = client.offset_at(TOPIC, 0, -1).offset
+            assert end >= acknowledged
+            for offset in range(end):
+                assert read(client, offset) in ([(offset, VALUE)], [(offset, b"small")])
+            assert client.produce(TOPIC, 0, batch([b"small"])).error_code == ErrorCode.NONE
+            client.send(client.produce_request(TOPIC, 0, batch([VALUE])), 12)
+            time.sleep(wait_s)
+            broker.kill()
+            acknowledged = end + 1
+
+
+def test_a_large_batch_that_is_refused_leaves_nothing(broker: BrokerProcess, client: WireClient) -> None:
+    client.create(TOPIC, max_message_bytes=str(BYTES_MAX))
+    producer = client.producer_id()
+    sent = batch([VALUE], producer=(producer, 0, 5))
+    assert client.produce(TOPIC, 0, batch([b"x"], producer=(producer, 0, 0))).error_code == ErrorCode.NONE
+    assert client.produce(TOPIC, 0, sent).error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert parse_header(sent).size > HEADER_SIZE + SIZE
+    assert files(broker) == [f"{0:020d}.log"]
