@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 from itertools import accumulate
 from pathlib import Path
@@ -25,11 +26,19 @@ from anabranch.runtime.net.channel import (
     FRAMES_PER_TURN_MAX,
     FRAMES_TURN_S,
     FREED_APART_SIZE,
+    READ_TURN_SIZE_MAX,
     FrameChannel,
     FrameError,
     Part,
 )
-from anabranch.runtime.net.pool import FRAMES_ROUND_S, MAPPED_SIZE, SMALL_FRAME_SIZE, BufferPool, Landing
+from anabranch.runtime.net.pool import (
+    FRAMES_ROUND_S,
+    MAPPED_SIZE,
+    POOL_IDLE_BUFFER_SIZE_MAX,
+    SMALL_FRAME_SIZE,
+    BufferPool,
+    Landing,
+)
 from anabranch.runtime.net.transport import PlainTransport
 
 
@@ -198,6 +207,40 @@ class _FailingPeer(Peer):
         super().on_frame(frame)
         if len(self.frames) > 20:
             raise ValueError("ours")
+
+
+def test_large_memory_is_given_back_to_the_system_by_another_thread() -> None:
+    async def scenario() -> None:
+        pool = BufferPool(1 << 30)
+        buffer = pool.take(POOL_IDLE_BUFFER_SIZE_MAX + 1)
+        freed_by: list[int] = []
+        weakref.finalize(buffer, lambda: freed_by.append(threading.get_ident()))
+        pool.give(buffer)
+        del buffer
+        assert pool.in_use == 0
+        while not freed_by:
+            await asyncio.sleep(0.001)
+        assert freed_by != [threading.get_ident()]
+
+    run(scenario)
+
+
+def test_a_turn_takes_no_more_of_what_has_arrived_than_its_share() -> None:
+    async def scenario() -> None:
+        peer = Peer(frame_size_max=8 * READ_TURN_SIZE_MAX, pool=BufferPool(1 << 30))
+        rooms: list[int] = []
+        receive = peer.channel._transport.receive_into
+
+        def received(room: memoryview) -> int:
+            rooms.append(len(room))
+            return receive(room)
+
+        peer.channel._transport.receive_into = received
+        await peer.send(frame(bytes(4 * READ_TURN_SIZE_MAX)))
+        await peer.until(lambda: bool(peer.frames))
+        assert max(rooms) == READ_TURN_SIZE_MAX
+
+    run(scenario)
 
 
 def test_a_turn_that_fails_takes_no_turn_from_others() -> None:

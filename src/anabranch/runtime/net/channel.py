@@ -24,7 +24,7 @@ from anabranch.runtime.loop_steps import timed
 from anabranch.runtime.net.pool import FRAMES_ROUND_S, SMALL_FRAME_SIZE, Buffer, BufferPool, Landing
 from anabranch.runtime.net.transport import Transport
 
-READ_TURN_SIZE_MAX = 2 * 1024 * 1024
+READ_TURN_SIZE_MAX = 1024 * 1024
 """The bytes one channel may receive before the other channels have their turn."""
 FRAMES_PER_TURN_MAX = 16
 """The frames one channel may hand over before the other channels have their turn, however small they are."""
@@ -215,7 +215,7 @@ class FrameChannel:
                 if self._frame is not None:
                     if self._filled == len(self._frame) and not self._grown():
                         break
-                    got = self._transport.receive_into(self._frame[self._filled :])
+                    got = self._transport.receive_into(self._frame[self._filled : self._filled + turn])
                     if got == 0:
                         self.close()
                         return

@@ -86,6 +86,7 @@ class BufferPool:
         self._holders: dict[Hashable, int] = {}
         """The channels whose frame is not whole, the one begun first in front, and the bytes of its buffer."""
         self._waiting: dict[Hashable, Callable[[], None]] = {}
+        self._unmapped: list[Buffer] = []
 
     @property
     def scarce(self) -> bool:
@@ -164,6 +165,7 @@ class BufferPool:
         self.in_use -= size
         assert self.in_use >= 0
         if size > POOL_IDLE_BUFFER_SIZE_MAX:
+            self._unmap(buffer)
             return
         while self._idle_size + size > POOL_IDLE_SIZE_MAX:
             other = next((each for each, idle in self._idle.items() if idle and each != size), None)
@@ -173,6 +175,20 @@ class BufferPool:
             self._idle_size -= other
         self._idle.setdefault(size, []).append(buffer)
         self._idle_size += size
+
+    def _unmap(self, buffer: Buffer) -> None:
+        """Have memory be given back to the system in a thread, which takes 0.2 ms for each megabyte.
+
+        That begins when this step of the loop is over, so that who gave it back has forgotten it.
+        """
+        self._unmapped.append(buffer)
+        if len(self._unmapped) == 1:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(timed(loop, "network", self._unmap_in_thread))
+
+    def _unmap_in_thread(self) -> None:
+        unmapped, self._unmapped = self._unmapped, []
+        asyncio.get_running_loop().run_in_executor(None, unmapped.clear)
 
     def _has_idle(self, size: int, in_use: int) -> bool:
         """Whether a buffer for a frame of `size` bytes lies idle, and a quarter of the limit is enough for it."""

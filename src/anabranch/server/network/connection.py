@@ -338,15 +338,16 @@ class Connection:
     def _handle_apart(self, answer: Apart, request: Any, frame: memoryview) -> Awaitable[Any]:
         """Handle a request in a buffer of its own; the connection begins no further one meanwhile."""
         buffer, kept = self.channel.keep_frame(frame)
-        if kept.obj is not frame.obj:
-            _, request = decode_request(kept)
+        given: list[Any] = [buffer, request if kept.obj is frame.obj else decode_request(kept)[1]]
+        del buffer, kept
         self._apart = True
 
         async def handle() -> Any:
             try:
-                found = await answer.handle(request)
+                found = await answer.handle(given.pop())
             finally:
-                self._service.pool.give(buffer)
+                self._service.pool.give(given[0])  # Which unmaps it while nobody else holds it, nor the request.
+                given.clear()
                 self._apart = False
                 self._go_on()
             return await found if hasattr(found, "__await__") else found
