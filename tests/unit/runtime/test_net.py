@@ -239,6 +239,8 @@ def test_a_turn_takes_no_more_of_what_has_arrived_than_its_share() -> None:
         await peer.send(frame(bytes(4 * READ_TURN_SIZE_MAX)))
         await peer.until(lambda: bool(peer.frames))
         assert max(rooms) == READ_TURN_SIZE_MAX
+        peer.channel.close()
+        peer.sock.close()
 
     run(scenario)
 
