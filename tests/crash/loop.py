@@ -121,6 +121,7 @@ class CrashLoop:
                 self.compacted.left < self.compacted.written,
                 self.topics.deleted,
                 self.deleted.start,
+                self.deleted.large,
             )
         )
 
