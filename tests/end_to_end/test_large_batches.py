@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from anabranch.base.errors import ErrorCode
+from anabranch.protocol.frames import encode_request
 from anabranch.records.batch import HEADER_SIZE, check, parse_header
+from anabranch.records.compression import Compression
 from anabranch.storage.log.segment import LOG_SUFFIX
 from anabranch.storage.log.staging import STAGED_SUFFIX
+from tests.support.batches import make_keyed_batch
 from tests.support.broker import BrokerProcess, running
 from tests.support.steps import in_short_steps
 from tests.support.wire import WireClient, batch, values_of
@@ -121,6 +126,56 @@ def test_a_kill_leaves_all_of_a_large_batch_or_nothing(tmp_path: Path) -> None:
             time.sleep(wait_s)
             broker.kill()
             acknowledged = end + 1
+
+
+@pytest.mark.parametrize("sizes", [(3 << 20, 3 << 20), (1, 3 << 20), (3 << 20, 1)])
+def test_several_batches_that_are_large_once_recompressed_are_refused(
+    broker: BrokerProcess, client: WireClient, sizes: tuple[int, int]
+) -> None:
+    client.create(TOPIC, compression_type="uncompressed", max_message_bytes=str(BYTES_MAX))
+    several = [make_keyed_batch([(b"k", bytes(size))], compression=Compression.GZIP) for size in sizes]
+    assert client.produce(TOPIC, 0, b"".join(several)).error_code == ErrorCode.INVALID_RECORD
+    assert [client.produce(TOPIC, 0, one).base_offset for one in several] == [0, 1]
+    assert [read(client, offset) for offset in (0, 1)] == [[(at, bytes(size))] for at, size in enumerate(sizes)]
+
+
+def test_large_batches_that_wait_to_be_written_have_the_budget_of_requests(tmp_path: Path) -> None:
+    budget, count = 100 << 20, 6
+    with running(tmp_path / "data", queued_max_request_bytes=budget) as broker, WireClient(broker.port) as client:
+        client.create(TOPIC, max_message_bytes=str(BYTES_MAX))
+        assert client.produce(TOPIC, 0, batch([b"first"])).error_code == ErrorCode.NONE
+        broker.forget_peak()
+        before = broker.resident_bytes()
+        frame = b"".join(map(bytes, encode_request(client.produce_request(TOPIC, 0, batch([VALUE])), 12, 0, "large")))
+
+        def send(_: int) -> ErrorCode:
+            with WireClient(broker.port, TIMEOUT_S) as sender:
+                sender.sock.sendall(frame)
+                (answer,) = sender.receive((0, 12)).responses[0].partition_responses
+                return ErrorCode(answer.error_code)
+
+        with ThreadPoolExecutor(count) as senders:
+            assert [*senders.map(send, range(count))] == [ErrorCode.NONE] * count
+        assert client.offset_at(TOPIC, 0, -1).offset == count + 1
+        assert broker.peak_bytes() - before < budget + SIZE + (48 << 20)
+
+
+def test_a_large_batch_needs_its_size_of_the_disk_once(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * SIZE}", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        settings = {"log_dirs_free_bytes_min": 4 << 20}
+        with running(disk / "data", **settings) as broker, WireClient(broker.port, TIMEOUT_S) as client:
+            client.create(TOPIC, max_message_bytes=str(BYTES_MAX))
+            codes = [ErrorCode(client.produce(TOPIC, 0, batch([VALUE])).error_code) for _ in range(3)]
+            assert codes == [ErrorCode.NONE, ErrorCode.NONE, ErrorCode.KAFKA_STORAGE_ERROR]
+            assert client.produce(TOPIC, 0, batch([b"small"])).base_offset == 2
+            assert [name for name in files(broker) if name.endswith(STAGED_SUFFIX)] == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_large_batch_that_is_refused_leaves_nothing(broker: BrokerProcess, client: WireClient) -> None:

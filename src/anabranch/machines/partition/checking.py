@@ -60,7 +60,8 @@ BATCHES_PER_PARTITION_MAX = 100
 """Of one request. They are appended together, so that their offsets are contiguous. Clients send one: Kafka takes no
 more from those that send batches of version 2."""
 SEVERAL_SIZE_MAX = 1 << 20
-"""The bytes of several batches for one partition; one alone may have as many as its topic allows."""
+"""The bytes of several batches for one partition, as they are sent and as they are to be written; one alone may have as
+many as its topic allows."""
 _RECORD_SIZE_MIN = BODY_SIZE_MIN + 1
 _TAKES_ALL = Accepted()
 _RECORD_COUNT_AT = HEADER_SIZE - 4
@@ -206,7 +207,7 @@ def check_batches(
     TooLongError where that takes more than the `effort`; None bounds nothing. The check can then be begun anew.
     """
     batches: list[CheckedBatch] = []
-    end, whole = 0, len(data)
+    end, whole, written = 0, len(data), 0
     accepted = _accepted(limits, now_ms)
     try:
         while end < whole:
@@ -228,10 +229,12 @@ def check_batches(
             if isinstance(found, Refuse):
                 return found
             batches.append(found)
-            if len(batches) > BATCHES_PER_PARTITION_MAX:
-                return Refuse(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
-            if len(batches) > 1 and whole > SEVERAL_SIZE_MAX:
-                return Refuse(ErrorCode.INVALID_RECORD, f"several batches, of more than {SEVERAL_SIZE_MAX} bytes")
+            if end < whole or len(batches) > 1:
+                written += len(found.data)
+                if len(batches) > BATCHES_PER_PARTITION_MAX:
+                    return Refuse(ErrorCode.INVALID_RECORD, f"more than {BATCHES_PER_PARTITION_MAX} batches")
+                if len(batches) > 1 and max(whole, written) > SEVERAL_SIZE_MAX:
+                    return Refuse(ErrorCode.INVALID_RECORD, f"several batches, of more than {SEVERAL_SIZE_MAX} bytes")
         if not batches:
             return Refuse(ErrorCode.CORRUPT_MESSAGE, "There are no batches.")
     except UnsupportedFormatError as error:

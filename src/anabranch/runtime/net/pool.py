@@ -6,6 +6,7 @@ import asyncio
 import mmap
 from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -23,7 +24,10 @@ PROMPT_FRAME_SIZE_MAX = 1 << 20
 """A frame up to this size gets its whole buffer at once while a quarter of the limit is not in use."""
 GROWTH = 4
 WOKEN_MAX = 100
-"""Waiting channels that are resumed at a time."""
+"""Waiting channels that are resumed when a frame is whole."""
+WOKEN_BY_MEMORY_MAX = 4
+"""Waiting channels that are resumed when a buffer comes back, beside the one whose frame was begun first."""
+_thread = ThreadPoolExecutor(1, thread_name_prefix="unmap")
 MAPPED_SIZE = 1 << 20
 """Above this size a buffer is memory of its own: it is not cleared before it is used, and it grows without a copy."""
 
@@ -73,13 +77,15 @@ class BufferPool:
     The memory of a frame that is not whole is charged as its bytes arrive: its buffer grows, unless a buffer for all of
     it lies idle and a quarter of the limit is not in use. Half of the limit goes to
     whoever asks first, the other half is shared equally among the channels that hold a buffer, so that a few cannot
-    keep the others out; the frame begun first always goes on, so that one is always completed. The limit is passed by
-    at most that frame, and by SMALL_FRAME_SIZE for each connection.
+    keep the others out; the frame begun first always goes on, so that one is always completed. Where whole frames,
+    which are being handled, hold more than half, all wait for these. The limit is passed by at most the frame begun
+    first, and by SMALL_FRAME_SIZE for each connection.
     """
 
     def __init__(self, size_max: int) -> None:
         self.size_max = size_max
         self.in_use = 0
+        """Bytes of the buffers that were taken, until they are given back, large ones until the system has them."""
         self.turns = Turns()
         self._idle: dict[int, list[Buffer]] = {}
         self._idle_size = 0
@@ -130,21 +136,23 @@ class BufferPool:
     def end(self, holder: Hashable) -> None:
         """Note that a channel's frame is whole, or given up; resume some of those that wait."""
         self._holders.pop(holder, None)
+        self._wake(WOKEN_MAX)
+
+    def _wake(self, most: int) -> None:
+        """Resume the channel whose frame was begun first, if it waits, and some others."""
         first = next(iter(self._holders), None)
         woken = [first] if first in self._waiting else []
-        woken += [other for other in islice(self._waiting, WOKEN_MAX) if other is not first]
+        woken += [other for other in islice(self._waiting, most) if other is not first]
         for other in woken:
             if (resume := self._waiting.pop(other, None)) is not None:
                 resume()
 
     def _may_hold(self, holder: Hashable, size: int, before: int) -> bool:
         half = self.size_max // 2
-        return (
-            size <= SMALL_FRAME_SIZE
-            or self.in_use - before + size <= half
-            or size <= half // len(self._holders)
-            or next(iter(self._holders)) is holder
-        )
+        if size <= SMALL_FRAME_SIZE or self.in_use - before + size <= half:
+            return True
+        whole = self.in_use - sum(self._holders.values())
+        return whole <= half and (size <= half // len(self._holders) or next(iter(self._holders)) is holder)
 
     def take(self, size: int) -> Buffer:
         """Give a buffer of at least `size` bytes."""
@@ -162,11 +170,10 @@ class BufferPool:
     def give(self, buffer: Buffer) -> None:
         """Take a buffer back. Where too many lie idle, it takes the place of those of another size."""
         size = len(buffer)
-        self.in_use -= size
-        assert self.in_use >= 0
         if size > POOL_IDLE_BUFFER_SIZE_MAX:
             self._unmap(buffer)
             return
+        self._is_free(size)
         while self._idle_size + size > POOL_IDLE_SIZE_MAX:
             other = next((each for each, idle in self._idle.items() if idle and each != size), None)
             if other is None:
@@ -176,6 +183,12 @@ class BufferPool:
         self._idle.setdefault(size, []).append(buffer)
         self._idle_size += size
 
+    def _is_free(self, size: int) -> None:
+        self.in_use -= size
+        assert self.in_use >= 0
+        if self._waiting:
+            self._wake(WOKEN_BY_MEMORY_MAX)
+
     def _unmap(self, buffer: Buffer) -> None:
         """Have memory be given back to the system in a thread, which takes 0.2 ms for each megabyte.
 
@@ -184,11 +197,13 @@ class BufferPool:
         self._unmapped.append(buffer)
         if len(self._unmapped) == 1:
             loop = asyncio.get_running_loop()
-            loop.call_soon(timed(loop, "network", self._unmap_in_thread))
+            loop.call_soon(timed(loop, "network", partial(self._unmap_in_thread, loop)))
 
-    def _unmap_in_thread(self) -> None:
+    def _unmap_in_thread(self, loop: asyncio.AbstractEventLoop) -> None:
         unmapped, self._unmapped = self._unmapped, []
-        asyncio.get_running_loop().run_in_executor(None, unmapped.clear)
+        size = sum(map(len, unmapped))
+        done = loop.run_in_executor(_thread, unmapped.clear)
+        done.add_done_callback(timed(loop, "network", lambda _: self._is_free(size)))
 
     def _has_idle(self, size: int, in_use: int) -> bool:
         """Whether a buffer for a frame of `size` bytes lies idle, and a quarter of the limit is enough for it."""

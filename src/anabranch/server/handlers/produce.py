@@ -36,7 +36,7 @@ from anabranch.server.partitions.appending import (
     UnstagedError,
     no_transaction,
 )
-from anabranch.server.partitions.checks import Checked, Unchecked
+from anabranch.server.partitions.checks import Checked, Copies, Unchecked
 from anabranch.server.partitions.partition import Partition
 from anabranch.server.partitions.removed import RemovedPartition
 
@@ -112,17 +112,19 @@ async def _append_in_steps(
     parts, now, over = 0, asyncio.get_running_loop().time, turn_end()
     for continued, part in PARTS.split(request, AT_A_TIME):
         checked: dict[int, Checked] = {}
-        await _check(broker, part, call, checked)
-        for place, (again, few) in enumerate(_appended_at_once(broker, part, call, checked)):
-            await _check(broker, few, call, checked)
-            response, waits = await _append_staged(broker, few, call, checked)
-            PARTS.join(whole, response, continued=again if place else continued)
-            if waits is not None:
-                unsynced.append(waits)
-            parts += 1
-            if now() >= over:
-                await asyncio.sleep(0)
-                over = turn_end()
+        with broker.checks.copies() as copies:
+            await _check(broker, part, call, checked, copies)
+            for place, (again, few) in enumerate(_appended_at_once(broker, part, call, checked)):
+                await _check(broker, few, call, checked, copies)
+                response, waits = await _append_staged(broker, few, call, checked)
+                PARTS.join(whole, response, continued=again if place else continued)
+                if waits is not None:
+                    unsynced.append(waits)
+                parts += 1
+                if now() >= over:
+                    await asyncio.sleep(0)
+                    over = turn_end()
+            checked.clear()
     answer = _answer(request, whole, unsynced)
     return answer if parts == 1 or answer is None else _large(answer)
 
@@ -143,7 +145,7 @@ async def _append_staged(
 
 
 async def _check(
-    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: dict[int, Checked]
+    broker: BrokerContext, request: ProduceRequest, call: RequestContext, checked: dict[int, Checked], copies: Copies
 ) -> None:
     """Check what was sent and is not in `checked` yet; then what was for partitions that have come meanwhile."""
     while sent := {key: each for key, each in _sent(broker, request, call).items() if key not in checked}:
@@ -152,7 +154,7 @@ async def _check(
             outcomes = broker.checks.all_now(sent.values(), now_ms)
         except TooLongError:
             await asyncio.sleep(0)  # Others have their turn before it is begun again.
-            outcomes = await broker.checks.beside(sent.values(), now_ms)
+            outcomes = await broker.checks.beside(sent.values(), now_ms, copies)
         checked |= _by_data(sent, outcomes)
 
 

@@ -224,7 +224,7 @@ class Connection:
         async def decode() -> None:
             try:
                 await room
-                header = await to_the_end(self._service.codec, decode_request_into, requests, kept)
+                header = await to_the_end(self._service.codec, _decode_ready, self._service, requests, kept)
                 before = self._tasks.copy()
                 self._handle(header, requests[0], kept, began, release)
                 begun = self._tasks.keys() - before.keys()
@@ -539,11 +539,21 @@ class Connection:
 
 
 def _make_ready(service: Service, frame: memoryview) -> None:
-    """Make the code for a request, and import its handler. Blocks."""
+    """Import the handler of a request, and make the code for it, which others take for a sign of both. Blocks."""
+    _load_handler(service, frame)
     prepare_request(frame)
+
+
+def _load_handler(service: Service, frame: memoryview) -> None:
     endpoint = service.endpoints.get(request_key(frame))
     if endpoint is not None:
         endpoint.load()
+
+
+def _decode_ready(service: Service, requests: list[Any], frame: memoryview) -> RequestHeader:
+    """Import the handler of a large request, and read it into a list. Blocks."""
+    _load_handler(service, frame)
+    return decode_request_into(requests, frame)
 
 
 async def _whole(answer: Apart, request: Any) -> Any:

@@ -195,11 +195,13 @@ class Appender:
         unavailable = target.unavailable()
         if unavailable is not ErrorCode.NONE:
             return Produced(unavailable)
-        full = replicas.space.refusal(header.size, self._steady_ms)
-        if full is not None:
-            return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
-        if header.size > TIMELY_SIZE_MAX and wire not in target.log.staging:
-            raise UnstagedError(target, wire)
+        is_large = header.size > TIMELY_SIZE_MAX
+        if not is_large or wire not in target.log.staging:  # Which has taken its space on the disk.
+            full = replicas.space.refusal(header.size, self._steady_ms)
+            if full is not None:
+                return Produced(ErrorCode.KAFKA_STORAGE_ERROR, message=full)
+            if is_large:
+                raise UnstagedError(target, wire)
         if producer_id != NO_PRODUCER_ID:
             sequence = header.producer_epoch, header.base_sequence
             stamp_producer(wire, producer_id, *sequence, transactional=header.is_transactional)

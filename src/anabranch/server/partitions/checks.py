@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from anabranch.base.errors import ErrorCode
@@ -52,6 +53,8 @@ records that expand to 63 MB, takes 0.15 s. A client asks again for what is left
 SEARCHING_S = 8.0
 """The time after which a request that has searched once leaves the rest: with others beside it, it would have no answer
 before its client gives up, and asks for all of it again."""
+COPIED_SIZE_MAX = 64 << 20
+"""Bytes of recompressed batches that wait to be appended, over all connections, with which who has none must wait."""
 TOO_MUCH = Refuse(
     ErrorCode.MESSAGE_TOO_LARGE,
     "The request has more to be decompressed and examined than a broker does for one request.",
@@ -98,10 +101,48 @@ class RequestSearches:
             self._left_s -= time.thread_time() - began
 
 
+class Copies:
+    """The batches of a part of a request that were recompressed, from their checks until they are appended.
+
+    A request of a few kilobytes has copies of megabytes. They count over all connections; where others have as many as
+    are allowed, a check waits until some of these are appended. The last that was let in never waits, as the others
+    have no more than when it was.
+    """
+
+    def __init__(self, checks: BatchChecks) -> None:
+        self._checks = checks
+        self._held: list[memoryview] = []
+        self.size = 0
+
+    def __enter__(self) -> Copies:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Free the copies, which nobody else holds any more, in a thread: a megabyte takes 0.2 ms."""
+        if self._held:
+            self._checks.copied -= self.size
+            self._checks.wake()
+            asyncio.get_running_loop().run_in_executor(None, self._held.clear)
+
+    def count(self, sent: memoryview, checked: Checked) -> Checked:
+        """Count what a check has copied, and return its outcome."""
+        if isinstance(checked, list):
+            copied = [batch.data for batch in checked if batch.data.obj is not sent.obj]
+            size = sum(map(len, copied))
+            self._held += copied
+            self.size += size
+            self._checks.copied += size
+        return checked
+
+
 class BatchChecks:
     """The checks of one broker, and its searches."""
 
     def __init__(self) -> None:
+        self.copied = 0
+        """Bytes of all `Copies`."""
+        self._beside = asyncio.Lock()
+        self._room: set[asyncio.Future[None]] = set()
         self.search: Search = search
         self.scatter: Scatter = scatter
         self._examine: Examine = examine
@@ -139,7 +180,17 @@ class BatchChecks:
         effort = self._turn()
         return [check_batches(data, limits, now_ms, self._examine, effort) for data, limits in sent]
 
-    async def beside(self, sent: Iterable[Unchecked], now_ms: int) -> list[Checked]:
+    def copies(self) -> Copies:
+        """Return what `beside` counts the copies in that it makes."""
+        return Copies(self)
+
+    def wake(self) -> None:
+        """Have those go on that wait for room for copies."""
+        for waiting in self._room:
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def beside(self, sent: Iterable[Unchecked], now_ms: int, copies: Copies) -> list[Checked]:
         """Check what the loop can wait for there, and the rest in the thread, which takes a turn of the loop each.
 
         The thread reads and corrects the batches where they lie, so a cancellation waits for the one it looks into.
@@ -166,9 +217,27 @@ class BatchChecks:
             try:
                 checked.append(check_batches(data, limits, now_ms, self._examine, turn))
             except TooLongError:
-                checked.append(await to_the_end(self._thread, check, data, limits, give_up=effort.give_up))
+                work = partial(to_the_end, self._thread, check, data, limits, give_up=effort.give_up)
+                checked.append(await self._with_room(copies, data, work))
                 turn = self._turn()
         return checked
+
+    async def _with_room(self, copies: Copies, sent: memoryview, check: Callable[[], Awaitable[Checked]]) -> Checked:
+        """Make a check when others have room for its copies, which count before the next check looks."""
+        while True:
+            while self.copied - copies.size >= COPIED_SIZE_MAX:
+                await self._until_some_are_appended()
+            async with self._beside:
+                if self.copied - copies.size < COPIED_SIZE_MAX:
+                    return copies.count(sent, await check())
+
+    async def _until_some_are_appended(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self._room.add(waiting)
+        try:
+            await waiting
+        finally:
+            self._room.discard(waiting)
 
     def _turn(self) -> Effort:
         """What the loop can wait for."""

@@ -56,6 +56,7 @@ class DiskSpace:
             self._look(size)
         if self._left >= 0:
             return None
+        self._left += size  # For a smaller one there may be room.
         self._refused.add()
         return f"The disk is nearly full: log.dirs.free.bytes.min keeps {self._free_min} bytes free."
 

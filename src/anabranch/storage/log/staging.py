@@ -36,10 +36,16 @@ class StagedBatch:
 
     def __init__(self, disk: Disk, path: Path, data: memoryview) -> None:
         self.path = path
+        """Where it is until it is appended."""
         self._disk = disk
         self._data = data
         self._file: File | None = None
         self._error: OSError | None = None
+
+    @property
+    def is_appended(self) -> bool:
+        """Whether the file has the name of a segment."""
+        return self._file is not None and self._file.path != self.path
 
     def write(self) -> None:
         """Write the batch; an error is raised when it is appended. Blocks."""
@@ -48,6 +54,12 @@ class StagedBatch:
             self._file.write(self._data, 0)
         except OSError as error:
             self._error = error
+
+    def drop(self) -> None:
+        """Close and remove the file, which gives back its blocks: 20 ms for 85 MB. Blocks."""
+        self._file = None
+        with contextlib.suppress(OSError):  # The next start removes it.
+            self._disk.unlink(self.path)
 
     def stamped(self) -> File:
         """Write the header as it is now, and return the file. OSError: also what the disk refused before."""
@@ -82,8 +94,7 @@ class Staging:
     @contextlib.asynccontextmanager
     async def hold(self, data: memoryview) -> AsyncIterator[None]:
         """As `StagedBatches.hold`."""
-        path = self._directory / f"{next(_numbers)}{STAGED_SUFFIX}"
-        staged = StagedBatch(self._disk, path, data)
+        staged = StagedBatch(self._disk, self._directory / f"{next(_numbers)}{STAGED_SUFFIX}", data)
         try:
             with contextlib.suppress(OSError):  # Then the file cannot be made, either.
                 self._make_home()
@@ -92,5 +103,5 @@ class Staging:
             yield
         finally:
             self.take(data)
-            with contextlib.suppress(OSError):  # The next start removes it.
-                self._disk.discard([path])
+            if not staged.is_appended:
+                await to_the_end(_thread, staged.drop)

@@ -34,7 +34,7 @@ from anabranch.records.batch import (
 from anabranch.records.compression import Compression, compress, lz4_blocks
 from anabranch.records.examination import NO_TIMESTAMP
 from anabranch.records.varint import encode_varint
-from tests.support.batches import make_sound_batch
+from tests.support.batches import make_keyed_batch, make_sound_batch
 
 NOW_MS = 1_000_000
 
@@ -104,6 +104,15 @@ def test_several_batches_have_fewer_bytes_than_one_may_have() -> None:
     assert checked(half, limits) == checked(alone, limits) == 1
     assert checked(half + SOUND, limits) == 2
     assert checked(half + half, limits) is checked(SOUND + alone, limits) is ErrorCode.INVALID_RECORD
+
+
+def test_several_batches_have_fewer_bytes_as_they_are_to_be_written_too() -> None:
+    limits = replace(LIMITS, message_size_max=2 * SEVERAL_SIZE_MAX, compression=Compression.NONE)
+    small = make_keyed_batch([(b"k", bytes(SEVERAL_SIZE_MAX // 2))], timestamp=NOW_MS, compression=Compression.GZIP)
+    assert len(small) < 10_000
+    assert checked(small, limits) == 1
+    assert checked(small + SOUND, limits) == checked(SOUND + small, limits) == 2
+    assert checked(small + small, limits) is ErrorCode.INVALID_RECORD
 
 
 def test_one_bad_batch_refuses_all_of_them() -> None:

@@ -533,7 +533,8 @@ def test_the_first_request_of_its_kind_is_read_in_a_thread(monkeypatch: pytest.M
     run(story)
 
 
-def test_the_handler_that_few_ask_for_is_imported_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_the_handler_that_few_ask_for_is_imported_in_a_thread(monkeypatch: pytest.MonkeyPatch, is_large: bool) -> None:
     unprepared(monkeypatch)
     threads: list[int] = []
 
@@ -546,7 +547,7 @@ def test_the_handler_that_few_ask_for_is_imported_in_a_thread(monkeypatch: pytes
 
     async def story() -> None:
         client = Client(handlers._Rare("rare", "handle"))
-        await client.send(heartbeat(1))
+        await client.send(large(1) if is_large else heartbeat(1))
         assert await client.answers(1) == [1]
         assert threads[0] != threading.get_ident() == threads[1], "then it is only looked up"
         client.sock.close()

@@ -35,7 +35,7 @@ def test_a_request_with_many_bombs_has_only_so_much_of_them_expanded(monkeypatch
     made = BatchChecks()
     made.use(found)
     sent = [Unchecked(memoryview(bytearray(BOMB)), LIMITS) for _ in range(6)]
-    outcomes = asyncio.run(made.beside(sent, NOW_MS))
+    outcomes = asyncio.run(made.beside(sent, NOW_MS, made.copies()))
     assert [isinstance(outcome, Refuse) for outcome in outcomes] == [False, False, True, True, True, True]
     assert isinstance(outcomes[-1], Refuse)
     assert outcomes[-1].code is ErrorCode.MESSAGE_TOO_LARGE
@@ -59,7 +59,9 @@ def test_partitions_of_requests_take_turns() -> None:
 
     async def check(name: str, count: int) -> None:
         data = make_keyed_batch([(b"k", b"v")] * 200, timestamp=NOW_MS)
-        for outcome in await made.beside([Unchecked(memoryview(data), LIMITS) for _ in range(count)], NOW_MS):
+        for outcome in await made.beside(
+            [Unchecked(memoryview(data), LIMITS) for _ in range(count)], NOW_MS, made.copies()
+        ):
             assert not isinstance(outcome, Refuse)
         order.append(name)
 
@@ -103,7 +105,7 @@ def test_no_check_is_done_twice_and_the_loop_does_what_it_can_wait_for() -> None
     with pytest.raises(TooLongError):
         made.all_now(sent, NOW_MS)
     assert threads == []
-    outcomes = asyncio.run(made.beside(sent, NOW_MS))
+    outcomes = asyncio.run(made.beside(sent, NOW_MS, made.copies()))
     assert not any(isinstance(outcome, Refuse) for outcome in outcomes) and len(outcomes) == 8
     on_loop = threading.current_thread().name
     assert [name == on_loop for name in threads] == [True, True, True, False, True, True, True, False]
@@ -145,7 +147,7 @@ def test_a_request_has_only_so_much_of_the_threads_time(monkeypatch: pytest.Monk
     made = BatchChecks()
     records = make_keyed_batch([(b"k", b"v")] * 5_000, timestamp=NOW_MS)
     sent = [Unchecked(memoryview(bytearray(records)), LIMITS) for _ in range(2)]
-    first, second = asyncio.run(made.beside(sent, NOW_MS))
+    first, second = asyncio.run(made.beside(sent, NOW_MS, made.copies()))
     assert not isinstance(first, Refuse)
     assert second is checks.TOO_MUCH
     made.close()
@@ -165,7 +167,7 @@ def test_a_check_that_nobody_waits_for_ends_with_the_batch_it_looks_into() -> No
         made = BatchChecks()
         made._examine = slow
         records = make_keyed_batch([(b"k", b"v")] * 5_000, timestamp=NOW_MS)
-        task = asyncio.create_task(made.beside([Unchecked(memoryview(records * 3), LIMITS)], NOW_MS))
+        task = asyncio.create_task(made.beside([Unchecked(memoryview(records * 3), LIMITS)], NOW_MS, made.copies()))
         await asyncio.get_running_loop().run_in_executor(None, begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0.01)
@@ -177,3 +179,43 @@ def test_a_check_that_nobody_waits_for_ends_with_the_batch_it_looks_into() -> No
 
     asyncio.run(scenario())
     assert looked_into == [5_000]
+
+
+def test_copies_count_until_they_are_appended_and_keep_those_waiting_that_have_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = make_keyed_batch([(b"k", bytes(3_000_000))], timestamp=NOW_MS, compression=Compression.GZIP)
+    configs = {"max.message.bytes": "4000000", "compression.type": "uncompressed"}
+    limits = topic_settings(configs, NOT_SET, "os")
+    monkeypatch.setattr(checks, "COPIED_SIZE_MAX", 3_100_000)
+    made = BatchChecks()
+    order: list[str] = []
+
+    async def part(name: str, count: int, appended: asyncio.Event) -> None:
+        with made.copies() as copies:
+            sent = [Unchecked(memoryview(bytearray(small)), limits)]
+            for _ in range(count):
+                (checked,) = await made.beside(sent, NOW_MS, copies)
+                assert not isinstance(checked, Refuse) and len(checked[0].data) > 3_000_000
+                order.append(name)
+            await appended.wait()
+
+    async def story() -> None:
+        first, second, third = (asyncio.Event() for _ in range(3))
+        asked = (("first", 1, first), ("second", 3, second), ("third", 1, third))
+        parts = [asyncio.create_task(part(*each)) for each in asked]
+        while len(order) < 4:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
+        assert sorted(order) == ["first", "second", "second", "second"], "who has copies goes on, others wait"
+        assert made.copied > 4 * 3_000_000
+        parts[1].cancel()
+        while "third" not in order:
+            await asyncio.sleep(0.001)
+        first.set()
+        third.set()
+        await asyncio.gather(*parts, return_exceptions=True)
+        assert made.copied == 0
+        made.close()
+
+    asyncio.run(story())
