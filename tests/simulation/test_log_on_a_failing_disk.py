@@ -198,7 +198,7 @@ class Life:
     async def append_staged(self, data: memoryview) -> None:
         """Append what was written beside the log before; a kill may come between."""
         random = self.chance.random
-        async with self.log.staging.hold(data):
+        async with self.log.staging.hold(data, self.log.epochs):
             if random.random() < 0.3:
                 raise OSError(errno.EIO, "nothing is appended after all")
             self.log.append(data, 0, self.now_ms)

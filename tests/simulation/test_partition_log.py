@@ -108,7 +108,7 @@ class History:
     async def put_staged(self, data: bytearray, stamps: list[int]) -> None:
         """Append what was written beside the log before; anything may happen to the log meanwhile."""
         view = memoryview(data)
-        async with self.log.staging.hold(view):
+        async with self.log.staging.hold(view, self.log.epochs):
             if self.only_appends and self.staged is not None and self.staged.random() < 0.5:
                 stages, self.staged = self.staged, None
                 self.step()

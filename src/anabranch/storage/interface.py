@@ -121,8 +121,11 @@ class StagedBatches(Protocol):
     def __contains__(self, data: object) -> bool:
         """Whether this very batch, not one that is equal to it, is staged."""
 
-    def hold(self, data: memoryview) -> AbstractAsyncContextManager[None]:
-        """Have one batch staged meanwhile; it may be appended once. An OSError is one of the append."""
+    def hold(self, data: memoryview, epochs: LeaderEpochs) -> AbstractAsyncContextManager[None]:
+        """Have one batch staged meanwhile; it may be appended once. An OSError is one of the append.
+
+        `epochs`: those of the log, which may have nothing on the disk yet.
+        """
 
 
 class PartitionLog(Protocol):

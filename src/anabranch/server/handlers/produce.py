@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from anabranch.base.errors import ErrorCode
 from anabranch.base.ids import INTERNAL_TOPICS, NO_TOPIC_ID, TopicPartition
@@ -135,13 +135,17 @@ async def _append_staged(
     """As `_append_all`; a batch that is too large for the loop is written beside it before. Such a one comes alone."""
     unstaged: UnstagedError | None = None
     while True:
-        held = nullcontext() if unstaged is None else unstaged.partition.log.staging.hold(unstaged.batch)
-        async with held:
+        async with nullcontext() if unstaged is None else _staged(unstaged):
             try:
                 return _append_all(broker, few, call, checked)
             except UnstagedError as found:  # Again where a resize has come between.
                 assert [len(topic.partition_data) for topic in few.topic_data] == [1], "nothing has been appended"
                 unstaged = found.with_traceback(None)  # Its frames would keep the batch longer than the request.
+
+
+def _staged(unstaged: UnstagedError) -> AbstractAsyncContextManager[None]:
+    log = unstaged.partition.log
+    return log.staging.hold(unstaged.batch, log.epochs)
 
 
 async def _check(

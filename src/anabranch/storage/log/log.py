@@ -78,7 +78,7 @@ class LocalLog:
         self.dropped = DroppedSegments(disk)
         self._home = LogHome(disk, directory)
         self._snapshots = Snapshots(disk, directory)
-        self.staging = Staging(disk, directory, lambda: self._home.make(self.epochs))
+        self.staging = Staging(disk, self._home)
         self._late_indexes: list[Segment] = []  # Finished segments whose index is not synced.
         self._generation = 0  # Grows when the log is cut or a sync fails: one begun before proves nothing of the rest.
         self._failure: OSError | None = None

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from anabranch.records.batch import HEADER_SIZE
 from anabranch.runtime.disk import Disk, File
 from anabranch.runtime.thread_work import to_the_end
+from anabranch.storage.log.epochs import LeaderEpochs
+from anabranch.storage.log.home import LogHome
 
 STAGED_SUFFIX = ".staged.tmp"
 """A start removes all that ends with `.tmp`."""
@@ -73,11 +75,9 @@ class StagedBatch:
 class Staging:
     """The staged batches of one log. Everything is called in the thread of the log."""
 
-    def __init__(self, disk: Disk, directory: Path, make_home: Callable[[], None]) -> None:
-        """`make_home` makes the log's directory. OSError."""
+    def __init__(self, disk: Disk, home: LogHome) -> None:
         self._disk = disk
-        self._directory = directory
-        self._make_home = make_home
+        self._home = home
         self._ready: dict[int, StagedBatch] = {}
 
     def __contains__(self, data: object) -> bool:
@@ -92,12 +92,12 @@ class Staging:
         return self._ready.pop(id(data), None)
 
     @contextlib.asynccontextmanager
-    async def hold(self, data: memoryview) -> AsyncIterator[None]:
+    async def hold(self, data: memoryview, epochs: LeaderEpochs) -> AsyncIterator[None]:
         """As `StagedBatches.hold`."""
-        staged = StagedBatch(self._disk, self._directory / f"{next(_numbers)}{STAGED_SUFFIX}", data)
+        staged = StagedBatch(self._disk, self._home.directory / f"{next(_numbers)}{STAGED_SUFFIX}", data)
         try:
             with contextlib.suppress(OSError):  # Then the file cannot be made, either.
-                self._make_home()
+                self._home.make(epochs)
             await to_the_end(_thread, staged.write)
             self._ready[id(data)] = staged
             yield

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,7 @@ def test_what_was_staged_is_the_next_segment_and_smaller_batches_follow_in_it(lo
         for number in range(2):
             data = memoryview(make_batch(3, b"large"))
             assert data not in log.staging
-            async with log.staging.hold(data):
+            async with log.staging.hold(data, log.epochs):
                 assert data in log.staging and memoryview(data) not in log.staging, "it is this one, and no other"
                 assert log.append(data, 0, 0).base_offset == 4 * number
                 assert data not in log.staging
@@ -82,7 +84,7 @@ def test_what_was_staged_is_the_next_segment_and_smaller_batches_follow_in_it(lo
 def test_what_is_not_appended_is_closed_and_removed_by_the_thread(log: LocalLog, disk: Telling) -> None:
     async def story() -> None:
         with pytest.raises(KeyError):
-            async with log.staging.hold(memoryview(make_batch())):
+            async with log.staging.hold(memoryview(make_batch()), log.epochs):
                 raise KeyError
         task = asyncio.create_task(hold())
         while not names(log):
@@ -92,7 +94,7 @@ def test_what_is_not_appended_is_closed_and_removed_by_the_thread(log: LocalLog,
             await task
 
     async def hold() -> None:
-        async with log.staging.hold(memoryview(make_batch())):
+        async with log.staging.hold(memoryview(make_batch()), log.epochs):
             await asyncio.sleep(3600)
 
     asyncio.run(story())
@@ -107,13 +109,13 @@ def test_a_file_that_cannot_be_made_or_named_is_an_error_of_the_append_and_the_l
 
     async def story() -> None:
         data = memoryview(make_batch())
-        async with log.staging.hold(data):
+        async with log.staging.hold(data, log.epochs):
             disk.fails = True
             with pytest.raises(OSError, match="no names today"):
                 log.append(data, 0, 0)
             disk.fails = False
         log.directory.rename(log.directory.with_name("elsewhere"))
-        async with log.staging.hold(data):
+        async with log.staging.hold(data, log.epochs):
             log.directory.with_name("elsewhere").rename(log.directory)
             with pytest.raises(FileNotFoundError):
                 log.append(data, 0, 0)
@@ -122,3 +124,16 @@ def test_a_file_that_cannot_be_made_or_named_is_an_error_of_the_append_and_the_l
     assert log.append(make_batch(), 0, 0).base_offset == 1
     assert names(log) == ["00000000000000000000.log", "00000000000000000001.log"]
     log.close()
+
+
+def test_the_files_of_a_log_are_closed_when_nobody_holds_it_any_more(tmp_path: Path, disk: Telling) -> None:
+    """Not only when garbage is collected: until then the space of a deleted log is not given back."""
+    log = LocalLog.open(tmp_path / "t-1", LogConfig(), disk=disk)
+    log.append(make_batch(), 0, 0)
+    gone = weakref.ref(log)
+    gc.disable()
+    try:
+        del log
+        assert gone() is None
+    finally:
+        gc.enable()
