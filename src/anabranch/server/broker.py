@@ -394,11 +394,7 @@ class Broker:
             "Partitions whose log is damaged.",
             lambda: (partition.offline_reason is not None for partition in context.replicas),
         )
-        gauge(
-            "anabranch_recompressed_bytes",
-            "Bytes of recompressed batches that wait to be appended.",
-            lambda: context.checks.copied,
-        )
+        context.checks.describe_in(context.metrics)
         gauge("kafka_controller_kafkacontroller_globaltopiccount", "Topics.", lambda: context.view.topic_count)
         gauge(
             "anabranch_controller_resizing_topics",

@@ -34,6 +34,7 @@ from anabranch.records.filtering import Scatter, scatter
 from anabranch.records.timestamps import Search, search
 from anabranch.runtime import native
 from anabranch.runtime.events import EventLogger
+from anabranch.runtime.metrics import Metrics
 from anabranch.runtime.thread_work import to_the_end
 from anabranch.runtime.turns import KeyedTurns
 
@@ -150,6 +151,11 @@ class BatchChecks:
         self._thread = ThreadPoolExecutor(1, "checks")
         self._readers = ThreadPoolExecutor(1, "searches")
         self._searching = KeyedTurns()
+
+    def describe_in(self, metrics: Metrics) -> None:
+        """Have a gauge of what they hold."""
+        description = "Bytes of recompressed batches that wait to be appended."
+        metrics.gauge("anabranch_recompressed_bytes", description, lambda: self.copied)
 
     def use(self, found: native.Native) -> None:
         """Look into batches by machine code from now on."""
