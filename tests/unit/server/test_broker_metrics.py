@@ -48,7 +48,7 @@ def read(name: str) -> tuple[list[Sample], int]:
     host, metrics = Host(), Metrics()
     broker = Broker(Settings())
     nothing = SimpleNamespace(describe_in=lambda _: None)
-    broker.context = SimpleNamespace(metrics=metrics, replicas=host, fetches=nothing)  # type: ignore[assignment]
+    broker.context = SimpleNamespace(metrics=metrics, replicas=host, fetches=nothing, checks=nothing)  # type: ignore[assignment]
     host.files = {}  # type: ignore[attr-defined]
     broker._controller = SimpleNamespace(waits=host)  # type: ignore[assignment]
     broker._describe_in_metrics()
