@@ -27,7 +27,7 @@ from tests.support.wire import WireClient, batch, varint
 from tests.support.written_metadata import write_nodes
 
 NOW_MS = 1_700_000_000_000
-WAIT_MAX_S = 1.0
+WAIT_MAX_S = 3.0
 """What an innocent client waits at most, on a machine that does many other things, too."""
 EMPTY = b"\x0c\0\0\0\1\1\0"
 """A record with nothing in it; its offset delta is 0."""

@@ -115,9 +115,12 @@ class Soak:
                 self.resize(breathing, growing)
             happens = self.chance.random()
             group = self.chance.choice([*breathing.groups, *growing.groups])
-            if happens < 0.25:
+            is_late = now >= began + self.seconds / 2  # A slow machine takes few of these steps.
+            if is_late and not self.broker_kills and self._unread is None:
+                self.kill_broker()
+            elif happens < 0.25:
                 self.come_or_go(group)
-            elif happens < 0.35:
+            elif happens < 0.35 or (is_late and not self.member_kills):
                 self.kill_member(group)
             elif happens < 0.6 and group.staying:
                 self.chance.choice(group.staying).stand(self.chance.uniform(0.2, 1.5))

@@ -7,6 +7,7 @@ durability to the operating system. In a partition of `__consumer_offsets` the g
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from anabranch.base.errors import ApiError, ErrorCode
@@ -64,15 +65,15 @@ class Markers:
     async def _write(self, marker: WritableTxnMarker, *, by_client: bool) -> WritableTxnMarkerResult:
         named = [(topic.name, number) for topic in marker.topics for number in topic.partition_indexes]
         # All are appended before the first is waited for: their logs are synced side by side.
-        ends: list[asyncio.Future[list[ErrorCode]]] = []
+        ends: deque[asyncio.Future[list[ErrorCode]]] = deque()
         for at in range(0, len(named), AT_A_TIME):
             some = named[at : at + AT_A_TIME]
             await self._pace.take(len(some))
             ends.append(asyncio.gather(*(self._end(marker, *each, by_client=by_client) for each in some)))
         topics: dict[str, list[WritableTxnMarkerPartitionResult]] = {}
         names = iter(named)
-        for end in ends:
-            for error, (topic, number) in zip(await end, names, strict=False):
+        while ends:  # What is awaited has no name here: cancelled, it holds this frame, which would hold it.
+            for error, (topic, number) in zip(await ends.popleft(), names, strict=False):
                 result = WritableTxnMarkerPartitionResult(partition_index=number, error_code=error)
                 topics.setdefault(topic, []).append(result)
             await asyncio.sleep(0)

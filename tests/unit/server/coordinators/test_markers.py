@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,3 +245,32 @@ def test_markers_of_many_requests_share_the_turns_of_the_loop(local: Written) ->
     local.runner.run(story())
     assert begun.total() == 20 * 250
     assert max(begun.values()) <= AT_A_TIME
+
+
+def test_a_request_that_is_given_up_leaves_no_cycle(monkeypatch: pytest.MonkeyPatch, local: Written) -> None:
+    """Its client may hang up while markers are being synced; a cycle would keep its connection, too."""
+
+    async def never(*given: object, **named: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(Markers, "_end", never)
+
+    async def story() -> None:
+        markers = Markers(local.replicas, local.clock, cast(ShardSet[Any, Any], Groups()))
+        request = WriteTxnMarkersRequest(markers=[marker_for(0)])
+        task = asyncio.create_task(markers.write_markers(request))
+        await asyncio.sleep(0.01)
+        gc.collect()
+        gc.disable()
+        try:
+            task.cancel()
+            await asyncio.wait([task])
+            del task
+            gone = weakref.ref(markers)
+            del markers
+            await asyncio.sleep(0.01)
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    asyncio.run(story())
