@@ -240,14 +240,12 @@ class LocalLog:
             stamp(data, position, end, leader_epoch)
             end += each.last_offset_delta + 1
         assert found and position + each.size == len(data), "whole batches are appended, and at least one"
-        segments, staged = self._segments, self.staging.take(data) if self.staging else None
+        segments, ready = self._segments, self.staging.ready
+        staged = ready.pop(id(data), None) if ready else None
         is_over = segments[-1].size > 0 if staged else segments.are_over(len(data), end, now_ms, self._config)
         segment = self._roll() if is_over else segments[-1]
         at = segment.size
-        if staged is None:
-            segment.append(data)
-        else:
-            segment.adopt(staged.stamped(), len(data))
+        segment.append(data) if staged is None else segment.adopt(staged.stamped(), len(data))
         if segment.first_append_ms is None:
             segment.first_append_ms = now_ms
         if leader_epoch > self.epochs.latest:

@@ -78,18 +78,12 @@ class Staging:
     def __init__(self, disk: Disk, home: LogHome) -> None:
         self._disk = disk
         self._home = home
-        self._ready: dict[int, StagedBatch] = {}
+        self.ready: dict[int, StagedBatch] = {}
+        """By the identity of their data; an append takes its own out."""
 
     def __contains__(self, data: object) -> bool:
         """As `StagedBatches.__contains__`."""
-        return id(data) in self._ready
-
-    def __bool__(self) -> bool:
-        return bool(self._ready)
-
-    def take(self, data: object) -> StagedBatch | None:
-        """Take a batch that is about to be appended out."""
-        return self._ready.pop(id(data), None)
+        return id(data) in self.ready
 
     @contextlib.asynccontextmanager
     async def hold(self, data: memoryview, epochs: LeaderEpochs) -> AsyncIterator[None]:
@@ -99,9 +93,9 @@ class Staging:
             with contextlib.suppress(OSError):  # Then the file cannot be made, either.
                 self._home.make(epochs)
             await to_the_end(_thread, staged.write)
-            self._ready[id(data)] = staged
+            self.ready[id(data)] = staged
             yield
         finally:
-            self.take(data)
+            self.ready.pop(id(data), None)
             if not staged.is_appended:
                 await to_the_end(_thread, staged.drop)
