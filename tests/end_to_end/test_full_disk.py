@@ -62,7 +62,7 @@ def commit(client: WireClient, offset: int) -> ErrorCode:
 
 
 def test_records_leave_room_for_offsets_topics_and_deletions(small_disk: Path) -> None:
-    broker = BrokerProcess(small_disk / "data", reaper_interval_ms=100).start()
+    broker = BrokerProcess(small_disk / "data").start()
     try:
         with WireClient(broker.port) as client:
             client.create("t")

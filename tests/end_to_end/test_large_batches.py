@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,20 +26,6 @@ BYTES_MAX = 80 << 20
 TIMEOUT_S = 60.0
 TOPIC = "large"
 VALUE = random.Random(1).randbytes(SIZE)
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker."""
-    with running(tmp_path / "data") as process:
-        yield process
-
-
-@pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[WireClient]:
-    """A connection to it."""
-    with WireClient(broker.port, TIMEOUT_S) as connected:
-        yield connected
 
 
 def fetched(client: WireClient, offset: int) -> bytes:
